@@ -1,0 +1,129 @@
+"""What makes a trajectory v1 valid. The first contradiction is raised as a `TrajectoryError` that names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .protocols import Span
+from .trajectory import (
+    FINISH_KINDS,
+    NOT_SAMPLED,
+    STATUSES,
+    RoutedExperts,
+    Trajectory,
+    Turn,
+    expert_dtype,
+    require,
+    span_values,
+)
+
+
+def validate_trajectory(trajectory: Trajectory) -> None:
+    """Raise `TrajectoryError` on the first field of `trajectory` that contradicts the format or another field."""
+    _check_arrays(trajectory)
+    _check_scalars(trajectory)
+    require_spans("weight_version_spans", trajectory.weight_version_spans, trajectory.n_tokens, lowest=NOT_SAMPLED)
+    _check_versions(trajectory)
+    _check_turns(trajectory)
+    if trajectory.routed_experts is not None:
+        _check_experts(trajectory.routed_experts, max(trajectory.n_tokens - 1, 0))
+
+
+def require_spans(name: str, spans: Sequence[Span], length: int, *, lowest: int = 0) -> None:
+    """Spans ascend, stay below `length`, begin at 0 when there is anything to cover, and name versions >= `lowest`."""
+    starts = [start for start, _ in spans]
+    covered = not length and not spans or bool(length and spans and starts[0] == 0)
+    require(covered, f"{name} {_short(spans)} must begin at 0 and be empty exactly when its {length} places are none")
+    ascending = all(a < b for a, b in zip(starts, starts[1:], strict=False)) and all(s < length for s in starts)
+    require(ascending, f"{name} {_short(spans)}: starts must ascend below {length}")
+    require(all(v >= lowest for _, v in spans), f"{name} {_short(spans)}: versions must be at least {lowest}")
+
+
+def _check_arrays(trajectory: Trajectory) -> None:
+    length = len(trajectory.token_ids)
+    for name, dtype in (("token_ids", np.int32), ("loss_mask", np.uint8), ("logprobs", np.float32)):
+        array = getattr(trajectory, name)
+        require(
+            array.dtype == dtype and array.shape == (length,),
+            f"{name} is {array.dtype}{list(array.shape)}, expected {np.dtype(dtype)}[{length}]",
+        )
+    require(bool((trajectory.token_ids >= 0).all()), "token_ids holds a negative id")
+    require(bool((trajectory.loss_mask <= 1).all()), f"loss_mask holds {int(trajectory.loss_mask.max(initial=0))}")
+    require(not bool(np.isnan(trajectory.logprobs).any()), "logprobs holds NaN")
+    stray = np.flatnonzero((trajectory.logprobs != 0) & (trajectory.loss_mask == 0))
+    require(
+        not len(stray),
+        f"logprobs[{stray[:1]}] is not 0 although loss_mask is: only sampled tokens have a log-probability",
+    )
+
+
+def _check_scalars(trajectory: Trajectory) -> None:
+    require(trajectory.status in STATUSES, f"status {trajectory.status!r} is none of {STATUSES}")
+    reward = trajectory.reward
+    require(reward is None or math.isfinite(reward), f"reward {reward} is not finite")
+    temperature = trajectory.temperature
+    require(math.isfinite(temperature) and temperature > 0, f"temperature {temperature} must be above 0")
+    require(bool(trajectory.trajectory_id), "trajectory_id is empty")
+
+
+def _check_versions(trajectory: Trajectory) -> None:
+    versions = span_values(trajectory.weight_version_spans, trajectory.n_tokens)
+    unknown = np.flatnonzero((versions == NOT_SAMPLED) & (trajectory.loss_mask == 1))
+    require(
+        not len(unknown),
+        f"weight_version_spans give no version to sampled token {unknown[:1]}: a trajectory without versions is invalid",
+    )
+
+
+def _check_turns(trajectory: Trajectory) -> None:
+    require(bool(trajectory.turns), "turns is empty: a trajectory has at least one generation")
+    end = 0
+    for index, turn in enumerate(trajectory.turns):
+        require(
+            end <= turn.prompt_length and turn.completion_length >= 0 and turn.end <= trajectory.n_tokens,
+            f"turns[{index}] covers [{turn.prompt_length}, {turn.end}) which must lie in [{end}, {trajectory.n_tokens}]",
+        )
+        end = turn.end
+        _check_turn(index, turn)
+    require(end == trajectory.n_tokens, f"{trajectory.n_tokens - end} tokens follow the last turn's output")
+
+
+def _check_turn(index: int, turn: Turn) -> None:
+    name = f"turns[{index}]"
+    require(turn.finish_reason in FINISH_KINDS, f"{name}.finish_reason {turn.finish_reason!r} is none of {FINISH_KINDS}")
+    n_output = turn.completion_length + len(turn.trimmed_ids)
+    require_spans(f"{name}.version_spans", turn.version_spans, n_output)
+    require(
+        len(turn.trimmed_ids) == len(turn.trimmed_logprobs),
+        f"{name}: {len(turn.trimmed_ids)} trimmed_ids but {len(turn.trimmed_logprobs)} trimmed_logprobs",
+    )
+    first, last = (turn.version_spans[0][1], turn.version_spans[-1][1]) if turn.version_spans else (None, None)
+    agrees = first is None or (turn.version_start, turn.version_end) == (first, last)
+    require(
+        agrees, f"{name}: version_start {turn.version_start}, version_end {turn.version_end} against {first}, {last}"
+    )
+
+
+def _check_experts(experts: RoutedExperts, n_rows: int) -> None:
+    dtype = expert_dtype(experts.num_experts)
+    missing = sum(count for _, count in experts.missing_spans)
+    expected = (n_rows - missing, len(experts.layers), experts.top_k)
+    require(
+        experts.rows.dtype == dtype and experts.rows.shape == expected,
+        f"routed_experts.rows is {experts.rows.dtype}{list(experts.rows.shape)}, expected {dtype}{list(expected)}",
+    )
+    end = 0
+    for start, count in experts.missing_spans:
+        ordered = start >= end and count > 0 and start + count <= n_rows
+        require(ordered, f"routed_experts.missing_spans ({start}, {count}) overlaps, is empty or leaves [0, {n_rows})")
+        end = start + count
+    highest = int(experts.rows.max(initial=0))
+    require(highest < experts.num_experts, f"routed_experts names expert {highest} of {experts.num_experts}")
+    require_spans("routed_experts.version_spans", experts.version_spans, n_rows, lowest=NOT_SAMPLED)
+
+
+def _short(spans: Sequence[Span]) -> str:
+    return str(list(spans)) if len(spans) <= 6 else f"{list(spans[:6])} … ({len(spans)} in all)"
