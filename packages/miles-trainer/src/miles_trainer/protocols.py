@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from miles_trainer.sample import Sample
+    from miles_trainer.sample import Sample
 
 
 class BatchSource(Protocol):
@@ -23,7 +24,9 @@ class BatchSource(Protocol):
 
 
 class Quantizer(Protocol):
-    """A number format for the forward pass (miles-quant in the full stack): straight-through, bit-exact with the rollout."""
+    """A number format for the forward pass (miles-quant in the full stack): straight-through, bit-exact with the
+    rollout.
+    """
 
     def fake_quantize_weight(self, name: str, weight: torch.Tensor) -> torch.Tensor: ...
 
@@ -31,7 +34,9 @@ class Quantizer(Protocol):
 
 
 class Numerics(Protocol):
-    """How a forward pass computes. The batch-invariant implementation makes a token's numbers independent of its neighbours."""
+    """How a forward pass computes. The batch-invariant implementation makes a token's numbers independent of its
+    neighbours.
+    """
 
     def forward(self) -> AbstractContextManager[None]:
         """Entered around each forward of the model."""
@@ -45,7 +50,9 @@ class Numerics(Protocol):
         first_position: int,
         scale: float,
     ) -> torch.Tensor:
-        """Causal attention of one sequence, [Q, H, D]: query i stands at `first_position + i` and sees keys 0 … that position."""
+        """Causal attention of one sequence, [Q, H, D]: query i stands at `first_position + i` and sees keys 0 … that
+        position.
+        """
         ...
 
 

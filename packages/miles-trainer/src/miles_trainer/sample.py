@@ -31,9 +31,9 @@ class Sample:
     """One linear path. A token with mask 1 was sampled by the policy; its log-probability is at the same index.
 
     `token_ids` int32 [T]; `loss_mask` uint8 [T]; `logprobs` float32 [T], nats, 0 where not sampled;
-    `version_spans` (start, version) over the T tokens, version -1 where not sampled; `reward` raw, before normalisation;
-    `temperature` of the rollout (1.0 for greedy). Samples of one `group_id` are normalised together; those of one
-    `rollout_id` come from one execution and share their reward and their denominator.
+    `version_spans` (start, version) over the T tokens, version -1 where not sampled; `reward` raw, before
+    normalisation; `temperature` of the rollout (1.0 for greedy). Samples of one `group_id` are normalised together;
+    those of one `rollout_id` come from one execution and share their reward and their denominator.
     """
 
     group_id: str

@@ -1,0 +1,1 @@
+"""Routing replay (R3): records of routed experts, and routers that follow them."""

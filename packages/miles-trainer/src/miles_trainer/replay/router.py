@@ -1,0 +1,149 @@
+"""Routers that follow recorded experts, through a forward hook on each live router of a Hugging Face Qwen3-MoE.
+
+The hook replaces the final top-k choice only: weights are the router's own probabilities at the recorded experts,
+renormalised if the model does, so the gradient reaches the router. Rows are kept by (micro-batch, layer), not in
+queues: a pass repeated by the score, the update or a recomputation finds the same rows.
+
+Shapes: N packed tokens, E experts, L routed layers, K experts a token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from miles_trainer.errors import ReplayError
+from miles_trainer.micro_batch import MicroBatch
+from miles_trainer.replay.records import HOLE, RoutesRLK, dense_rows
+from miles_trainer.sample import RoutedExperts, Sample
+
+RouterOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def find_routers(model: torch.nn.Module) -> dict[int, torch.nn.Module]:
+    """Global layer index → live router module, ascending."""
+    routers: dict[int, torch.nn.Module] = {}
+    for name, module in model.named_modules():
+        match = re.search(r"\blayers\.(\d+)\.", name)
+        if isinstance(module, Qwen3MoeTopKRouter) and match:
+            routers[int(match[1])] = module
+    return dict(sorted(routers.items()))
+
+
+class RouteReplay:
+    """Recorded routes of one step and the hooks that play them. `close` removes the hooks."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Bind to the model's live routers. Raises ReplayError `layers` when it has none of a known kind."""
+        routers = find_routers(model)
+        if not routers:
+            raise ReplayError("layers", "replay.enabled is set, but the model has no Qwen3-MoE routers: turn it off")
+        self.layers = tuple(routers)
+        first: Any = routers[self.layers[0]]
+        self.num_experts, self.top_k = int(first.num_experts), int(first.top_k)
+        self._rows: dict[tuple[int, int], torch.Tensor] = {}
+        self._differing: dict[tuple[int, int], int] = {}
+        self._playing: int | None = None
+        self._hooks = [self._bind(layer, router) for layer, router in routers.items()]
+
+    def _bind(self, layer: int, router: torch.nn.Module) -> torch.utils.hooks.RemovableHandle:
+        normalise = bool(router.norm_topk_prob)
+
+        def hook(_: torch.nn.Module, __: tuple[torch.Tensor, ...], output: RouterOutput) -> RouterOutput | None:
+            return None if self._playing is None else self._route(self._playing, layer, output, normalise)
+
+        return router.register_forward_hook(hook)
+
+    def check(self, routes: RoutedExperts, sample: Sample) -> None:
+        """Raise ReplayError when a record's layers, experts or top-k are not the model's."""
+        if tuple(routes.layers) != self.layers:
+            raise ReplayError(
+                "layers",
+                f"rollout {sample.rollout_id}: {len(routes.layers)} recorded layers {tuple(routes.layers)}, but the "
+                "model has "
+                f"{len(self.layers)} live routers at {self.layers}",
+            )
+        if (routes.num_experts, routes.top_k) != (self.num_experts, self.top_k):
+            raise ReplayError(
+                "top_k",
+                f"rollout {sample.rollout_id}: recorded top {routes.top_k} of {routes.num_experts} experts, the model "
+                "routes top "
+                f"{self.top_k} of {self.num_experts}",
+            )
+
+    @contextmanager
+    def loaded(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+        """Keep the routes of a step's micro-batches within the block. Fillers, and samples without routes, choose for
+        themselves.
+        """
+        try:
+            for micro in micro_batches:
+                self._load(micro.index, micro.samples, follow=not micro.is_filler)
+            yield
+        finally:
+            self._rows.clear()
+            self._differing.clear()
+
+    def _load(self, micro_batch: int, samples: Sequence[Sample], *, follow: bool) -> None:
+        if (micro_batch, self.layers[0]) in self._rows:
+            raise ReplayError("rows", f"micro-batch {micro_batch} already has routes: one step at a time")
+        rows_NLK = torch.cat([torch.from_numpy(self._dense(sample, follow)) for sample in samples]).long()
+        for position, layer in enumerate(self.layers):
+            self._rows[micro_batch, layer] = rows_NLK[:, position].contiguous()
+
+    def _dense(self, sample: Sample, follow: bool) -> RoutesRLK:
+        tokens = len(sample.token_ids)
+        if sample.routed_experts is None or not follow:
+            return np.full((tokens, len(self.layers), self.top_k), HOLE, dtype=np.int32)
+        self.check(sample.routed_experts, sample)
+        return dense_rows(sample.routed_experts, tokens)
+
+    @contextmanager
+    def playing(self, micro_batch: int) -> Iterator[None]:
+        """Within it, routers follow the routes of this micro-batch. Spans the backward too, for recomputed forwards."""
+        if (micro_batch, self.layers[0]) not in self._rows:
+            raise ReplayError("rows", f"micro-batch {micro_batch} has no routes: load them before its first pass")
+        self._playing = micro_batch
+        try:
+            yield
+        finally:
+            self._playing = None
+
+    def _route(self, micro_batch: int, layer: int, output: RouterOutput, normalise: bool) -> RouterOutput | None:
+        logits_NE, _, own_NK = output
+        recorded_NK = self._rows[micro_batch, layer]
+        if len(recorded_NK) != len(own_NK):
+            raise ReplayError(
+                "rows",
+                f"micro-batch {micro_batch}: {len(recorded_NK)} recorded rows but layer {layer} routes {len(own_NK)} "
+                "tokens",
+            )
+        present_N1 = recorded_NK[:, :1] != HOLE
+        agrees_NK = (recorded_NK[:, :, None] == own_NK[:, None, :]).any(-1)
+        self._differing[micro_batch, layer] = int((~agrees_NK & present_N1).sum())
+        chosen_NK = torch.where(present_N1, recorded_NK, own_NK)
+        probability_NE = torch.nn.functional.softmax(logits_NE, dtype=torch.float, dim=-1)
+        weight_NK = probability_NE.gather(-1, chosen_NK)
+        if normalise:
+            weight_NK = weight_NK / weight_NK.sum(dim=-1, keepdim=True)
+        return logits_NE, weight_NK.to(logits_NE.dtype), chosen_NK
+
+    def counts(self) -> tuple[int, int]:
+        """(routes that the model's own router would choose otherwise, recorded routes) over what was played in this
+        step.
+        """
+        played = self._differing.keys()
+        total = sum(int((self._rows[key] != HOLE).sum()) for key in played)
+        return sum(self._differing.values()), total
+
+    def close(self) -> None:
+        """Remove the hooks; the routers choose for themselves again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []

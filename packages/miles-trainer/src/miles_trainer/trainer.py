@@ -1,0 +1,409 @@
+"""The trainer: scores a batch, computes the objective, updates the weights, and says what it did.
+
+Every rank is given the same samples and takes its share; each call is collective.
+
+Shapes: M trained tokens of the step, m those of a micro-batch, V vocabulary, T tokens of a sample.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from miles_trainer import checkpoint, report
+from miles_trainer.backends.fsdp2 import Fsdp2Backend, PackedModel
+from miles_trainer.config import TrainerConfig
+from miles_trainer.distributed import RankGroup
+from miles_trainer.errors import ObjectiveWarning, SampleError
+from miles_trainer.export import ExportDtype, HfWeights
+from miles_trainer.micro_batch import MicroBatch, plan_micro_batches
+from miles_trainer.model import load_model, vocabulary_size
+from miles_trainer.objective.logprob import entropy, tempered_log_softmax, token_logprobs
+from miles_trainer.objective.token_terms import TermOptions, TokenInputs, supervised_loss, token_terms, total_loss
+from miles_trainer.protocols import Meter, Numerics, Quantizer
+from miles_trainer.quantized import quantize_linears
+from miles_trainer.replay.router import RouteReplay
+from miles_trainer.report import StepReport, UpdateArrays
+from miles_trainer.sample import Sample
+from miles_trainer.step_batch import (
+    StepBatch,
+    build_scoring_step,
+    build_step,
+    build_supervised_step,
+    check_sample,
+    rollout_advantages,
+)
+from miles_trainer.versions import check_versions
+
+Scores = Callable[[MicroBatch], torch.Tensor]
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """Counters that a checkpoint carries. `version`: of the weights; `updates`: optimizer steps applied, which drive
+    the rate.
+    """
+
+    version: int = 0
+    updates: int = 0
+    skipped: int = 0
+
+
+class Trainer:
+    """Owns the policy model, its optimizer and, when the KL coefficient is above 0, a frozen copy of the starting
+    weights.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        model_dir: Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        init_method: str | None = None,
+        numerics: Numerics | None = None,
+        quantizer: Quantizer | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        """Load `model_dir` and join the other ranks.
+
+        `init_method` is needed with several ranks, for example `tcp://127.0.0.1:29500`. Raises ModelError, ReplayError,
+        RankError.
+        """
+        self.config, self.model_dir = config, Path(model_dir)
+        self.state = TrainerState()
+        self._meter = meter
+        torch.manual_seed(config.seed)
+        self.group = RankGroup(rank, world_size, init_method=init_method, timeout_s=config.fsdp.collective_timeout_s)
+        try:
+            self._load(numerics, quantizer)
+        except BaseException:
+            self.group.close()
+            raise
+
+    def _load(self, numerics: Numerics | None, quantizer: Quantizer | None) -> None:
+        config = self.config
+        model = load_model(self.model_dir)
+        self.vocab_size = vocabulary_size(model)
+        self._replay = RouteReplay(model) if config.replay.enabled else None
+        if quantizer is not None:
+            quantize_linears(model, quantizer)
+        self.backend = Fsdp2Backend(model, self.group, config.fsdp, config.optimizer, numerics=numerics)
+        self._reference = None
+        if config.objective.kl.coef > 0:
+            frozen = load_model(self.model_dir).requires_grad_(False)
+            self._reference = PackedModel(frozen, self.group, config.fsdp, numerics)
+            if config.objective.kl.estimator == "k1" and not config.objective.kl.unbiased:
+                warnings.warn(
+                    "the gradient of k1 in the loss does not depend on the reference: it only pushes sampled tokens "
+                    "down; "
+                    "use k2, low_var or unbiased = true",
+                    ObjectiveWarning,
+                    stacklevel=4,
+                )
+
+    @property
+    def version(self) -> int:
+        """Version of the weights: 0 as loaded, one more after each `train`."""
+        return self.state.version
+
+    # Training
+
+    def train(self, samples: Sequence[Sample], *, step: int) -> StepReport:
+        """One batch: score it, make `n_updates_per_batch` optimizer steps, and report.
+
+        Groups whose rewards are equal are counted and, without a KL or entropy term, left out of the computation.
+        Without any usable token nothing is changed, and the version still advances. Raises SampleError, GroupError,
+        VersionIdentityError, ReplayError before anything is changed.
+        """
+        started_s = time.perf_counter()
+        self._check(samples)
+        check_versions(samples, current=self.version)
+        objective = self.config.objective
+        advantages = rollout_advantages(samples, objective)
+        every_term = objective.kl.coef > 0 or objective.entropy_coef > 0
+        batch = build_step(
+            samples, advantages.by_rollout, objective, skip_groups=() if every_term else advantages.no_spread
+        )
+        metrics = report.rollout_metrics(samples, advantages)
+        skipped = 0 if batch.n_tokens else self.config.n_updates_per_batch
+        if batch.n_tokens:
+            found, skipped = self._train_batch(batch)
+            metrics |= found
+        self.state.version += 1
+        self.state.skipped += skipped
+        metrics |= {
+            "train/step": float(step),
+            "skipped_steps": float(skipped),
+            "trained_tokens": float(batch.n_tokens),
+            "perf/train_time": time.perf_counter() - started_s,
+        }
+        self._publish(metrics)
+        return StepReport(
+            step=step,
+            version=self.version,
+            metrics=metrics,
+            rollout_ids=tuple(dict.fromkeys(sample.rollout_id for sample in samples)),
+            group_ids=advantages.group_ids,
+            no_spread=advantages.no_spread,
+            trained_tokens=batch.n_tokens,
+            skipped_steps=skipped,
+        )
+
+    def _check(self, samples: Sequence[Sample]) -> None:
+        if not samples:
+            raise SampleError("a step needs at least one sample")
+        for sample in samples:
+            check_sample(sample, self.vocab_size)
+
+    def _publish(self, metrics: Mapping[str, float]) -> None:
+        if self._meter is not None:
+            for name, value in metrics.items():
+                self._meter.gauge(name, value)
+
+    def _train_batch(self, batch: StepBatch) -> tuple[dict[str, float], int]:
+        micro_batches = self._plan(batch)
+        with self._routes(micro_batches):
+            began_s = time.perf_counter()
+            old_M = self._scored(batch, micro_batches, self.backend.logits, replay=True)
+            scored_s = time.perf_counter()
+            reference_M = self._reference_scores(batch, micro_batches)
+            referred_s = time.perf_counter()
+            metrics = report.score_metrics(batch, old_M, reference_M)
+            metrics |= report.mismatch_metrics(batch, old_M, self.version) | self._replay_metrics()
+            found, skipped = self._updates(batch, micro_batches, old_M, reference_M)
+        metrics |= found | {
+            "perf/log_probs_time": scored_s - began_s,
+            "perf/ref_log_probs_time": referred_s - scored_s,
+            "perf/actor_train_time": time.perf_counter() - referred_s,
+        }
+        return metrics, skipped
+
+    def _updates(
+        self,
+        batch: StepBatch,
+        micro_batches: Sequence[MicroBatch],
+        old_M: torch.Tensor,
+        reference_M: torch.Tensor | None,
+    ) -> tuple[dict[str, float], int]:
+        records: list[dict[str, float]] = []
+        skipped = 0
+        for _ in range(self.config.n_updates_per_batch):
+            arrays, corrections = self._accumulate(batch, micro_batches, old_M, reference_M)
+            outcome = self.backend.update(self._learning_rate())
+            objective = self.config.objective
+            metrics = (
+                report.objective_metrics(batch, old_M, arrays, objective.kl.coef, objective.entropy_coef) | corrections
+            )
+            metrics |= {"train/grad_norm": outcome.grad_norm, "train/lr-pg_0": self._learning_rate()}
+            records.append(metrics)
+            self.state.updates += outcome.applied
+            skipped += not outcome.applied
+        return {name: float(np.mean([record[name] for record in records])) for name in records[0]}, skipped
+
+    def _learning_rate(self) -> float:
+        options = self.config.optimizer
+        if options.warmup_steps == 0:
+            return options.learning_rate
+        return options.learning_rate * min(1.0, (self.state.updates + 1) / options.warmup_steps)
+
+    def _accumulate(
+        self,
+        batch: StepBatch,
+        micro_batches: Sequence[MicroBatch],
+        old_M: torch.Tensor,
+        reference_M: torch.Tensor | None,
+    ) -> tuple[UpdateArrays, dict[str, float]]:
+        """Forward and backward of each micro-batch; the arrays of the whole step afterwards, on every rank."""
+        options = self._term_options()
+        results_7M = torch.zeros(7, batch.n_tokens, dtype=torch.float64)
+        for micro in micro_batches:
+            with self._playing(micro):
+                logits_mV = self.backend.logits(micro)
+                if micro.is_filler:
+                    self.backend.backward(logits_mV.sum() * 0)
+                    continue
+                inputs = _token_inputs(batch, micro, logits_mV, old_M, reference_M, options.entropy_coef > 0)
+                terms = token_terms(inputs, options)
+                self.backend.backward(total_loss(terms, batch.weights[micro.rows], options))
+            ones = torch.ones_like(terms.policy)
+            kl = terms.kl if terms.kl is not None else torch.zeros_like(ones)
+            weight = terms.correction.weight if terms.correction is not None else ones
+            bounded = terms.correction.bounded if terms.correction is not None else torch.zeros_like(ones)
+            columns = [inputs.logprobs, terms.entropy, terms.policy, kl, terms.loss.clipped, weight, bounded]
+            results_7M[:, micro.rows] = torch.stack([column.detach().double() for column in columns])
+        self.group.sum(results_7M)
+        *update, weight_M, bounded_M = results_7M
+        corrections: dict[str, float] = {}
+        if options.tis is not None:
+            ratio_M = (old_M - batch.rollout_logprobs.double()).clamp(-20, 20).exp()[batch.usable]
+            corrections = report.correction_metrics(weight_M[batch.usable], ratio_M, bounded_M[batch.usable])
+        return UpdateArrays(*update), corrections
+
+    def _term_options(self) -> TermOptions:
+        objective = self.config.objective
+        return TermOptions(
+            clip_low=objective.clip_low,
+            clip_high=objective.clip_high,
+            dual_clip=objective.dual_clip,
+            tis=(objective.tis.low, objective.tis.high) if objective.tis.enabled else None,
+            kl_coef=objective.kl.coef,
+            kl_estimator=objective.kl.estimator,
+            kl_unbiased=objective.kl.unbiased,
+            entropy_coef=objective.entropy_coef,
+        )
+
+    def train_supervised(self, samples: Sequence[Sample]) -> float:
+        """One optimizer step on the mean negative log-likelihood (nats a token) of the tokens with mask 1; returns it.
+
+        The mask marks targets; temperatures, rewards and versions play no part, routers choose for themselves, and the
+        version does not advance: this prepares a starting point.
+        """
+        self._check(samples)
+        batch = build_supervised_step(samples)
+        if not batch.n_tokens:
+            raise SampleError("no sample has a token with mask 1: there is nothing to learn from")
+        loss = torch.zeros(1, dtype=torch.float64)
+        for micro in self._plan(batch):
+            logits_mV = self.backend.logits(micro)
+            if micro.is_filler:
+                self.backend.backward(logits_mV.sum() * 0)
+                continue
+            logprobs_m = token_logprobs(tempered_log_softmax(logits_mV, 1.0), batch.targets[micro.rows])
+            part = supervised_loss(logprobs_m, batch.weights[micro.rows])
+            self.backend.backward(part)
+            loss += part.detach()
+        self.state.updates += self.backend.update(self._learning_rate()).applied
+        return float(self.group.sum(loss))
+
+    # Scoring
+
+    def score(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """Log-probabilities (nats, at each sample's temperature) under the current weights, float32 [T] each; 0 where
+        mask is 0.
+
+        Recorded routes are replayed as in training.
+        """
+        self._check(samples)
+        batch = build_scoring_step(samples)
+        scores_M = torch.zeros(0, dtype=torch.float64)
+        if batch.n_tokens:
+            micro_batches = self._plan(batch)
+            with self._routes(micro_batches):
+                scores_M = self._scored(batch, micro_batches, self.backend.logits, replay=True)
+        return [_at_tokens(batch, scores_M, index) for index in range(len(batch.samples))]
+
+    def _scored(
+        self, batch: StepBatch, micro_batches: Sequence[MicroBatch], logits: Scores, *, replay: bool
+    ) -> torch.Tensor:
+        """Log-probabilities of the whole step, float64 [M] with fp32 values, on every rank."""
+        scores_M = torch.zeros(batch.n_tokens, dtype=torch.float64)
+        with torch.no_grad():
+            for micro in micro_batches:
+                with self._playing(micro) if replay else nullcontext():
+                    logits_mV = logits(micro)
+                if not micro.is_filler:
+                    log_softmax_mV = tempered_log_softmax(logits_mV, batch.temperatures[micro.rows])
+                    scores_M[micro.rows] = token_logprobs(log_softmax_mV, batch.targets[micro.rows]).double()
+        return self.group.sum(scores_M)
+
+    def _reference_scores(self, batch: StepBatch, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        return self._scored(batch, micro_batches, self._reference.logits, replay=False)
+
+    def _plan(self, batch: StepBatch) -> list[MicroBatch]:
+        return plan_micro_batches(
+            batch,
+            max_tokens=self.config.packing.max_tokens,
+            rank=self.group.rank,
+            n_ranks=self.group.world_size,
+        )
+
+    # Routing replay
+
+    def _routes(self, micro_batches: Sequence[MicroBatch]) -> AbstractContextManager[None]:
+        return nullcontext() if self._replay is None else self._replay.loaded(micro_batches)
+
+    def _playing(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        return nullcontext() if self._replay is None else self._replay.playing(micro.index)
+
+    def _replay_metrics(self) -> dict[str, float]:
+        if self._replay is None:
+            return {}
+        differing, total = self.group.sum(torch.tensor(self._replay.counts(), dtype=torch.int64)).tolist()
+        metrics = {"replay/routes": float(total)}
+        return metrics | ({"replay/route_mismatch": differing / total} if total else {})
+
+    # Weights out, state in and out
+
+    def export(self, dtype: ExportDtype = "BF16", *, dtypes: Mapping[str, ExportDtype] | None = None) -> HfWeights:
+        """The current weights under their Hugging Face names; `dtypes` overrides the format by name."""
+        return HfWeights(self.backend, self.group, self.model_dir, dtype=dtype, dtypes=dtypes)
+
+    def save(
+        self, folder: Path, *, extra: Mapping[str, Any] | None = None, on_event: Callable[[str], None] | None = None
+    ) -> Path:
+        """Write a checkpoint `folder`/step_<version> and return its path. `extra` is JSON data of the caller."""
+        return checkpoint.save(self, Path(folder), extra=extra, on_event=on_event)
+
+    def load(self, path: Path, *, allow_config_change: bool = False) -> Mapping[str, Any]:
+        """Restore weights, moments, counters and random state from a checkpoint; returns its `extra`."""
+        return checkpoint.load(self, Path(path), allow_config_change=allow_config_change)
+
+    def close(self) -> None:
+        """Remove hooks and leave the rank group."""
+        if self._replay is not None:
+            self._replay.close()
+        self.group.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _token_inputs(
+    batch: StepBatch,
+    micro: MicroBatch,
+    logits_mV: torch.Tensor,
+    old_M: torch.Tensor,
+    reference_M: torch.Tensor | None,
+    entropy_gradient: bool,
+) -> TokenInputs:
+    rows = micro.rows
+    log_softmax_mV = tempered_log_softmax(logits_mV, batch.temperatures[rows])
+    with torch.set_grad_enabled(entropy_gradient):
+        entropy_m = entropy(log_softmax_mV)
+    return TokenInputs(
+        logprobs=token_logprobs(log_softmax_mV, batch.targets[rows]),
+        entropy=entropy_m,
+        old=old_M[rows].float(),
+        rollout=batch.rollout_logprobs[rows],
+        reference=None if reference_M is None else reference_M[rows].float(),
+        advantages=batch.advantages[rows],
+        mask=batch.usable[rows],
+        sample_index=batch.sample_index[rows],
+        n_samples=len(batch.samples),
+    )
+
+
+def _at_tokens(batch: StepBatch, scores_M: torch.Tensor, index: int) -> NDArray[np.float32]:
+    result_T = np.zeros(len(batch.samples[index].token_ids), dtype=np.float32)
+    span = slice(batch.offsets[index], batch.offsets[index + 1])
+    result_T[batch.positions[span].numpy()] = scores_M[span].numpy()
+    return result_T
