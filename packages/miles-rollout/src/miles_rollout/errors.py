@@ -1,22 +1,22 @@
 """Every error this package raises.
 
-    RolloutError
-    ├── RolloutConfigError (ValueError)       an option, or two that contradict each other
-    ├── PluginError (ImportError)             an agent, grader or filter that cannot be loaded
-    ├── PromptFileError (ValueError)          a malformed prompt file, with the line number
-    ├── PromptFileMissingError (FileNotFoundError)
-    ├── FrontierError (ValueError)            a saved data position that does not fit the prompts
-    ├── GroupFormatError (ValueError)         bytes that are no group v1
-    ├── LedgerError (RuntimeError)            a prompt that settled twice, or never
-    ├── HistoryError (ValueError)             an events file that cannot be read
-    ├── SessionCallError (RuntimeError)       a session that could not be created or collected in time
-    ├── WorkerError (RuntimeError)
-    │   ├── ConsecutiveFailuresError          every group fails
-    │   ├── FilterRejectsEverythingError      every group is filtered out
-    │   ├── PromptsExhaustedError             no prompt is left and none is under way
-    │   └── StallError (TimeoutError)         no group was completed in the allowed time
-    ├── GraderError (RuntimeError)            a grade that cannot be given at all
-    └── PortInUseError (OSError)
+RolloutError
+├── RolloutConfigError (ValueError)       an option, or two that contradict each other
+├── PluginError (ImportError)             an agent, grader or filter that cannot be loaded
+├── PromptFileError (ValueError)          a malformed prompt file, with the line number
+├── PromptFileMissingError (FileNotFoundError)
+├── FrontierError (ValueError)            a saved data position that does not fit the prompts
+├── GroupFormatError (ValueError)         bytes that are no group v1
+├── LedgerError (RuntimeError)            a prompt that settled twice, or never
+├── HistoryError (ValueError)             an events file that cannot be read
+├── SessionCallError (RuntimeError)       a session that could not be created or collected in time
+├── WorkerError (RuntimeError)
+│   ├── ConsecutiveFailuresError          every group fails
+│   ├── FilterRejectsEverythingError      every group is filtered out
+│   ├── PromptsExhaustedError             no prompt is left and none is under way
+│   └── StallError (TimeoutError)         no group was completed in the allowed time
+├── GraderError (RuntimeError)            a grade that cannot be given at all
+└── PortInUseError (OSError)
 """
 
 from __future__ import annotations
