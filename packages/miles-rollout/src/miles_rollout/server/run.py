@@ -1,0 +1,93 @@
+"""An engine as a process: socket first, then the model, then one line that says where it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+
+import torch
+import uvicorn
+
+from miles_rollout.errors import PortInUseError
+from miles_rollout.local.config import EngineServerConfig
+from miles_rollout.local.engine import LocalEngine
+from miles_rollout.protocols import Numerics, WeightFormat
+from miles_rollout.server.app import create_engine_app
+
+Attach = Callable[[LocalEngine], AbstractContextManager[Mapping[str, object]]]
+"""Something that lives beside the server, such as a weight receiver; what it yields is announced with the address."""
+
+Announce = Callable[[Mapping[str, object]], None]
+
+
+def print_announcement(announcement: Mapping[str, object]) -> None:
+    """Write the announcement as one JSON line to standard output."""
+    sys.stdout.write(json.dumps(dict(announcement)) + "\n")
+    sys.stdout.flush()
+
+
+def serve_engine(
+    config: EngineServerConfig,
+    *,
+    numerics: Numerics | None = None,
+    weight_format: WeightFormat | None = None,
+    attach: Attach | None = None,
+    announce: Announce = print_announcement,
+) -> None:
+    """Serve one engine until SIGTERM or SIGINT; running requests then get `drain_timeout_s` to end.
+
+    `announce` receives `{"event": "ready", "url", "host", "port", "engine_id", …}`. Raises `PortInUseError` before the
+    model is loaded, and `EngineSetupError` when it cannot be served.
+    """
+    torch.set_num_threads(1)
+    with closing(bind(config.host, config.port)) as listener:
+        engine = LocalEngine(
+            config.model_dir,
+            config.engine,
+            name=config.name,
+            epoch=config.epoch,
+            numerics=numerics,
+            weight_format=weight_format,
+        )
+        with engine, attach(engine) if attach is not None else nullcontext({}) as extras:
+            announce(_announcement(config, engine, listener) | dict(extras))
+            _serve(config, engine, listener)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises `PortInUseError` when the address is taken or not this machine's."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0") from error
+    return listener
+
+
+def _announcement(config: EngineServerConfig, engine: LocalEngine, listener: socket.socket) -> dict[str, object]:
+    port = listener.getsockname()[1]
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return {
+        "event": "ready",
+        "url": f"http://{host}:{port}",
+        "host": config.host,
+        "port": port,
+        "engine_id": engine.engine_id,
+    }
+
+
+def _serve(config: EngineServerConfig, engine: LocalEngine, listener: socket.socket) -> None:
+    app = create_engine_app(engine, control_token=config.control_token)
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=round(config.drain_timeout_s),
+    )
+    uvicorn.Server(settings).run(sockets=[listener])
