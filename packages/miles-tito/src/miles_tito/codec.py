@@ -1,17 +1,18 @@
 """Trajectory v1 as bytes: a safetensors file whose `__metadata__` carries the rest as JSON.
 
-Layout: u64 header length, header JSON, tensor bytes. The header's `__metadata__` has `format`, `version` and `trajectory`
-(JSON text, schema in `contracts/trajectory/v1/schema.json`). The reader is our own: every size is checked against the bytes at hand
-before anything is allocated, and nothing in a file is ever executed.
+Layout: u64 header length, header JSON, tensor bytes. The header's `__metadata__` has `format`, `version` and
+`trajectory` (JSON text, schema in `contracts/trajectory/v1/schema.json`). The reader is our own: every size is
+checked against the bytes at hand before anything is allocated, and nothing in a file is ever executed.
 
-A container holds several: magic, u32 header length, header JSON (`count`, `empty_reason`), then u64 length + bytes for each.
+A container holds several: magic, u32 header length, header JSON (`count`, `empty_reason`), then u64 length + bytes
+for each.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,7 +49,8 @@ class TrajectoryBatch:
 
 
 def dumps(trajectory: Trajectory) -> bytes:
-    """Serialise a valid trajectory. Raises `TrajectoryError` for an invalid one, `CodecError` for a value JSON cannot hold."""
+    """Serialise a valid trajectory. Raises `TrajectoryError` for an invalid one, `CodecError` for a value JSON cannot
+    hold."""
     trajectory.validate()
     arrays = _arrays_of(trajectory)
     header: dict[str, Any] = {
@@ -68,13 +70,16 @@ def dumps(trajectory: Trajectory) -> bytes:
 
 
 def loads(data: bytes | memoryview) -> Trajectory:
-    """Inverse of `dumps`. Raises `CodecError` for anything that is not a trajectory v1, `TrajectoryError` for an invalid one."""
+    """Inverse of `dumps`. Raises `CodecError` for anything that is not a trajectory v1, `TrajectoryError` for an
+    invalid one."""
     header, body = _split(memoryview(data))
     meta = header.pop("__metadata__", None)
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise CodecError(f"not a trajectory: __metadata__.format must be {FORMAT!r}")
     if meta.get("version") != VERSION:
-        raise CodecError(f"trajectory format version {meta.get('version')!r} is not known here; this reader knows {VERSION!r}")
+        raise CodecError(
+            f"trajectory format version {meta.get('version')!r} is not known here; this reader knows {VERSION!r}"
+        )
     arrays = _read_arrays(header, body)
     fields = _parse(meta.get("trajectory"), "__metadata__.trajectory")
     try:
@@ -176,7 +181,8 @@ def _read_arrays(header: Mapping[str, Any], body: memoryview) -> Arrays:
             count *= axis
         if start != end or stop - start != count * dtype.itemsize or stop > len(body):
             raise CodecError(
-                f"tensor {name!r} of shape {shape} takes bytes [{start}, {stop}) of {len(body)}; expected {count * dtype.itemsize} "
+                f"tensor {name!r} of shape {shape} takes bytes [{start}, {stop}) of {len(body)}; expected "
+                f"{count * dtype.itemsize} "
                 f"bytes from {end}"
             )
         arrays[name] = np.frombuffer(body, dtype, count, start).reshape(shape) if count else np.zeros(shape, dtype)
@@ -226,7 +232,7 @@ def _turn_header(turn: Turn) -> dict[str, Any]:
 
 
 def _build(fields: dict[str, Any], arrays: Arrays) -> Trajectory:
-    main = {name: _pop(arrays, name, dtype) for name, dtype in _MAIN_ARRAYS.items()}
+    main: dict[str, Any] = {name: _pop(arrays, name, dtype) for name, dtype in _MAIN_ARRAYS.items()}
     experts = fields.pop("routed_experts")
     turns = tuple(_build_turn(index, turn, arrays) for index, turn in enumerate(fields.pop("turns")))
     tools = fields.pop("tools")

@@ -32,7 +32,8 @@ def strict(stored: Message, replayed: Message) -> bool:
 
 
 def loose_tool_call(stored: Message, replayed: Message) -> bool:
-    """`strict`, but tool-call arguments compare as JSON objects: spelling, key order and number spelling do not matter."""
+    """`strict`, but tool-call arguments compare as JSON objects: spelling, key order and number spelling do not
+    matter."""
     if strict(stored, replayed):
         return True
     if any(_value(stored, key) != _value(replayed, key) for key in KEYS[:3]):
@@ -89,22 +90,18 @@ def _same_call(one: Any, other: Any) -> bool:
     """Two calls with the same keys whose arguments are the same object and whose other values are equal."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)) or one.keys() != other.keys():
         return bool(one == other)
-    return all(
-        _same_function(one[key], other[key]) if key == "function" else one[key] == other[key] for key in one
-    )
+    return all(_same_function(one[key], other[key]) if key == "function" else one[key] == other[key] for key in one)
 
 
 def _same_function(one: Any, other: Any) -> bool:
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)) or one.keys() != other.keys():
         return bool(one == other)
-    return all(
-        _same_arguments(one[key], other[key]) if key == "arguments" else one[key] == other[key] for key in one
-    )
+    return all(_same_arguments(one[key], other[key]) if key == "arguments" else one[key] == other[key] for key in one)
 
 
 def _same_arguments(one: Any, other: Any) -> bool:
     try:
-        return _canonical(_parse_object(one)) == _canonical(_parse_object(other))
+        return bool(_canonical(_parse_object(one)) == _canonical(_parse_object(other)))
     except (ValueError, RecursionError, InvalidOperation):
         return type(one) is type(other) and bool(one == other)
 

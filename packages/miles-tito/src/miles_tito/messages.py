@@ -1,7 +1,7 @@
 """Chat messages as they come from clients: checked, and brought to the one form that is stored and matched.
 
-The stored form is OpenAI's: content lists that have only text parts are joined, `reasoning` becomes `reasoning_content`, and
-everything else stays as it was, unknown keys too.
+The stored form is OpenAI's: content lists that have only text parts are joined, `reasoning` becomes
+`reasoning_content`, and everything else stays as it was, unknown keys too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Message = Mapping[str, Any]
 
 
 def normalize_messages(messages: object) -> tuple[dict[str, Any], ...]:
-    """Return the stored form of a request's messages. Raises `RequestError` with the index and field of the first bad one."""
+    """Return the stored form of a request's messages. Raises `RequestError` with the index and field of the first bad
+    one."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of at least one message", code="invalid_messages", field="messages")
     return tuple(_normalize(index, message) for index, message in enumerate(messages))
@@ -81,7 +82,9 @@ def _normalize_content(index: int, content: object) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise _bad(index, "content", f"the content of message {index} is {type(content).__name__}, not text or a list of parts")
+        raise _bad(
+            index, "content", f"the content of message {index} is {type(content).__name__}, not text or a list of parts"
+        )
     for part in content:
         if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -97,7 +100,9 @@ def _normalize_content(index: int, content: object) -> str | None:
 def _check_reasoning(index: int, message: Mapping[str, Any]) -> None:
     reasoning = message.get("reasoning_content")
     if reasoning is not None and not isinstance(reasoning, str):
-        raise _bad(index, "reasoning_content", f"reasoning_content of message {index} is {type(reasoning).__name__}, not text")
+        raise _bad(
+            index, "reasoning_content", f"reasoning_content of message {index} is {type(reasoning).__name__}, not text"
+        )
 
 
 def _check_calls(index: int, message: Mapping[str, Any]) -> None:

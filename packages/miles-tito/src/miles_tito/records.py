@@ -26,8 +26,8 @@ def record_digest(
 ) -> str:
     """Digest of one turn: 32 hex digits of xxh3-128.
 
-    `logprobs` has one float32 for each of `output_ids`; `version_spans` count the output from 0; `experts` are the rows of
-    this reply, None when none are recorded.
+    `logprobs` has one float32 for each of `output_ids`; `version_spans` count the output from 0; `experts` are the
+    rows of this reply, None when none are recorded.
     """
     digest = xxhash.xxh3_128(b"MRD1")
     for piece in _token_bytes(input_ids, output_ids, logprobs, version_spans):
@@ -49,12 +49,14 @@ def check_record(where: str, expected: tuple[str, str | None], found: tuple[str,
     """Compare (record digest, expert digest) pairs. A differing expert digest makes it an `ExpertIdentityError`."""
     if expected[1] is not None and found[1] is not None and expected[1] != found[1]:
         raise ExpertIdentityError(
-            f"{where}: the expert rows have digest {found[1]}, the engine recorded {expected[1]}; the routes were changed "
+            f"{where}: the expert rows have digest {found[1]}, the engine recorded {expected[1]}; the routes were "
+            "changed "
             "after they were recorded, so this work is dropped"
         )
     if expected[0] != found[0]:
         raise TokenIdentityError(
-            f"{where}: the tokens have record digest {found[0]}, the engine recorded {expected[0]}; ids, log-probabilities or "
+            f"{where}: the tokens have record digest {found[0]}, the engine recorded {expected[0]}; ids, "
+            "log-probabilities or "
             "versions were changed after they were recorded, so this work is dropped"
         )
 
@@ -107,7 +109,8 @@ def _rows_of_turn(trajectory: Trajectory, turn: Turn) -> ExpertRows | None:
         return None
     if experts is None:
         raise ExpertIdentityError(
-            f"trajectory {trajectory.trajectory_id}: a turn has expert digest {turn.expert_digest} but there are no rows"
+            f"trajectory {trajectory.trajectory_id}: a turn has expert digest {turn.expert_digest} but there are no "
+            "rows"
         )
     trimmed = turn.trimmed_expert_rows
     n_trimmed = 0 if trimmed is None else len(trimmed)

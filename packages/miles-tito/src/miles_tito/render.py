@@ -17,10 +17,45 @@ from .errors import TemplateError
 
 # Filters whose cost and result are bounded by their input. The others (center, indent, format, …) can blow a string up.
 _FILTERS = frozenset(
-    "abs attr capitalize count d default dictsort e escape first float int items join last length list lower map max min "
-    "reject rejectattr reverse round safe select selectattr sort string sum title trim unique upper".split()
+    [
+        "abs",
+        "attr",
+        "capitalize",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "e",
+        "escape",
+        "first",
+        "float",
+        "int",
+        "items",
+        "join",
+        "last",
+        "length",
+        "list",
+        "lower",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "round",
+        "safe",
+        "select",
+        "selectattr",
+        "sort",
+        "string",
+        "sum",
+        "title",
+        "trim",
+        "unique",
+        "upper",
+    ]
 )
-_GROWING_METHODS = frozenset("center expandtabs format format_map ljust rjust zfill translate".split())
+_GROWING_METHODS = frozenset(["center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill", "translate"])
 _BUDGET = "_miles_budget"
 
 
@@ -63,7 +98,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return super().call_binop(context, operator, left, right)
         raise TemplateError(f"{type(left).__name__} {operator} {type(right).__name__} is not allowed in a template")
 
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = cast("_Budget", context[_BUDGET])
         budget.spend()
         owner = getattr(obj, "__self__", None)
@@ -135,7 +170,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as chat templates mean it: key order kept, non-ASCII kept, `", "` and `": "` between parts, nothing escaped for HTML."""
+    """JSON as chat templates mean it: key order kept, non-ASCII kept, `", "` and `": "` between parts, nothing
+    escaped for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -33,7 +33,8 @@ def next_prompt_suffix(
     tools: Tools,
     kwargs: Kwargs,
 ) -> list[int]:
-    """Ids to append to the stored ones: the close of a cut turn, the boundary, and the appended messages with their prompt.
+    """Ids to append to the stored ones: the close of a cut turn, the boundary, and the appended messages with their
+    prompt.
 
     `stored` ends with the assistant message of `turn`. Everything returned is loss 0. The stored ids are not looked at.
     """

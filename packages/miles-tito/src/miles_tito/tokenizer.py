@@ -19,7 +19,8 @@ from .errors import TokenizerError
 class Tokenizer:
     """A tokenizer with the few operations that token identity needs.
 
-    `chat_template` and `eos_tokens` are what the checkpoint's folder says, when it says so; only the family `default` uses them.
+    `chat_template` and `eos_tokens` are what the checkpoint's folder says, when it says so; only the family `default`
+    uses them.
     """
 
     def __init__(self, backend: Backend, *, chat_template: str | None = None, eos_tokens: Sequence[str] = ()) -> None:
@@ -38,13 +39,15 @@ class Tokenizer:
             raise TokenizerError(f"{path} does not exist: give a Hugging Face folder that holds a tokenizer.json")
         try:
             backend = Backend.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # noqa: BLE001 - the Rust library raises bare Exception for a malformed file
+        except Exception as error:  # the Rust library raises bare Exception for a malformed file
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
         config = _read_json(path.parent / "tokenizer_config.json")
         template_file = path.parent / "chat_template.jinja"
         template = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
         eos = _token_text(config.get("eos_token"))
-        return cls(backend, chat_template=template if isinstance(template, str) else None, eos_tokens=(eos,) if eos else ())
+        return cls(
+            backend, chat_template=template if isinstance(template, str) else None, eos_tokens=(eos,) if eos else ()
+        )
 
     @classmethod
     def byte_level(cls, special: Sequence[str] = (), added: Sequence[str] = ()) -> Tokenizer:
@@ -82,13 +85,15 @@ class Tokenizer:
         return Backend.from_str(json.dumps(config))
 
     def encode(self, text: str, *, literal: bool = False) -> list[int]:
-        """Ids of `text`, nothing added at either end. With `literal`, control tokens in the text are encoded as plain text."""
+        """Ids of `text`, nothing added at either end. With `literal`, control tokens in the text are encoded as plain
+        text."""
         backend = self._literal_backend if literal else self._backend
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens included. A character cut between two ids becomes U+FFFD; the ids stay exact."""
+        """Text of `ids`, special tokens included. A character cut between two ids becomes U+FFFD; the ids stay
+        exact."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
@@ -103,7 +108,8 @@ class Tokenizer:
         ids = self.encode(text)
         if len(ids) != 1:
             raise TokenizerError(
-                f"the token {text!r} is {len(ids)} ids {ids[:8]} in this tokenizer; the chat family needs it to be one: "
+                f"the token {text!r} is {len(ids)} ids {ids[:8]} in this tokenizer; the chat family needs it to be "
+                "one: "
                 "choose the family of this checkpoint"
             )
         return ids[0]

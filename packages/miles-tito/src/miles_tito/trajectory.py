@@ -79,10 +79,11 @@ class RoutedExperts:
 class Turn:
     """One generation. The engine's input was `token_ids[:prompt_length]`, its output the next `completion_length` ids.
 
-    `trimmed_ids` (int32), `trimmed_logprobs` (float32) and `trimmed_expert_rows` ([r, L, K]) are what the engine sampled
-    after those and is not part of the trajectory (a boundary id that a splice replaced, a cut at a length limit): the
-    record digest covers it. `version_spans` count the output from 0, trimmed ids included; `expert_version_spans` count
-    the rows of the reply from 0, the first of which is row `expert_row_start` of the trajectory.
+    `trimmed_ids` (int32), `trimmed_logprobs` (float32) and `trimmed_expert_rows` ([r, L, K]) are what the engine
+    sampled after those and is not part of the trajectory (a boundary id that a splice replaced, a cut at a length
+    limit): the record digest covers it. `version_spans` count the output from 0, trimmed ids included;
+    `expert_version_spans` count the rows of the reply from 0, the first of which is row `expert_row_start` of the
+    trajectory.
     """
 
     prompt_length: int
@@ -116,8 +117,8 @@ class Turn:
 class Trajectory:
     """One linear path of T tokens with the provenance of each.
 
-    `token_ids` int32 [T]; `loss_mask` uint8 [T], 1 where the policy sampled the token and it is kept; `logprobs` float32
-    [T], 0 where not sampled; `weight_version_spans` over the T tokens, -1 where not sampled, first start 0.
+    `token_ids` int32 [T]; `loss_mask` uint8 [T], 1 where the policy sampled the token and it is kept; `logprobs`
+    float32 [T], 0 where not sampled; `weight_version_spans` over the T tokens, -1 where not sampled, first start 0.
     `temperature` is the T of the log-probabilities (1 for a greedy request), so always above 0.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,9 +36,9 @@ def validate_trajectory(trajectory: Trajectory) -> None:
 def require_spans(name: str, spans: Sequence[Span], length: int, *, lowest: int = 0) -> None:
     """Spans ascend, stay below `length`, begin at 0 when there is anything to cover, and name versions >= `lowest`."""
     starts = [start for start, _ in spans]
-    covered = not length and not spans or bool(length and spans and starts[0] == 0)
+    covered = (not length and not spans) or bool(length and spans and starts[0] == 0)
     require(covered, f"{name} {_short(spans)} must begin at 0 and be empty exactly when its {length} places are none")
-    ascending = all(a < b for a, b in zip(starts, starts[1:], strict=False)) and all(s < length for s in starts)
+    ascending = all(a < b for a, b in pairwise(starts)) and all(s < length for s in starts)
     require(ascending, f"{name} {_short(spans)}: starts must ascend below {length}")
     require(all(v >= lowest for _, v in spans), f"{name} {_short(spans)}: versions must be at least {lowest}")
 
@@ -74,7 +75,8 @@ def _check_versions(trajectory: Trajectory) -> None:
     unknown = np.flatnonzero((versions == NOT_SAMPLED) & (trajectory.loss_mask == 1))
     require(
         not len(unknown),
-        f"weight_version_spans give no version to sampled token {unknown[:1]}: a trajectory without versions is invalid",
+        f"weight_version_spans give no version to sampled token {unknown[:1]}: a trajectory without versions is "
+        "invalid",
     )
 
 
@@ -84,7 +86,8 @@ def _check_turns(trajectory: Trajectory) -> None:
     for index, turn in enumerate(trajectory.turns):
         require(
             end <= turn.prompt_length and turn.completion_length >= 0 and turn.end <= trajectory.n_tokens,
-            f"turns[{index}] covers [{turn.prompt_length}, {turn.end}) which must lie in [{end}, {trajectory.n_tokens}]",
+            f"turns[{index}] covers [{turn.prompt_length}, {turn.end}) which must lie in [{end}, "
+            f"{trajectory.n_tokens}]",
         )
         end = turn.end
         _check_turn(index, turn)
@@ -93,7 +96,9 @@ def _check_turns(trajectory: Trajectory) -> None:
 
 def _check_turn(index: int, turn: Turn) -> None:
     name = f"turns[{index}]"
-    require(turn.finish_reason in FINISH_KINDS, f"{name}.finish_reason {turn.finish_reason!r} is none of {FINISH_KINDS}")
+    require(
+        turn.finish_reason in FINISH_KINDS, f"{name}.finish_reason {turn.finish_reason!r} is none of {FINISH_KINDS}"
+    )
     n_output = turn.completion_length + len(turn.trimmed_ids)
     require_spans(f"{name}.version_spans", turn.version_spans, n_output)
     require(

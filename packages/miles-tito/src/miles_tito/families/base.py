@@ -1,8 +1,8 @@
 """The contract of a chat family, and what all families share.
 
 The rule that makes token identity possible: for messages `stored` that end with a generated assistant,
-`render(stored + appended)` begins with `render(stored)`, so that the next prompt is the stored ids, plus the boundary that
-the model does not sample, plus the ids of `suffix_text`.
+`render(stored + appended)` begins with `render(stored)`, so that the next prompt is the stored ids, plus the boundary
+that the model does not sample, plus the ids of `suffix_text`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import ConfigurationError, RequestError
-from ..messages import ROLES, Message, text_of
-from ..parsing import ParsedTurn
-from ..render import ChatTemplate, RenderLimits
-from ..tokenizer import Tokenizer
+from miles_tito.errors import ConfigurationError, RequestError
+from miles_tito.messages import ROLES, Message, text_of
+from miles_tito.parsing import ParsedTurn
+from miles_tito.render import ChatTemplate, RenderLimits
+from miles_tito.tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, Any]] | None
 Kwargs = Mapping[str, Any]
@@ -32,7 +32,8 @@ class FamilyOptions:
 
 
 class Family(ABC):
-    """A chat family bound to a tokenizer. Structural tokens are resolved when it is made; a missing one is an error then."""
+    """A chat family bound to a tokenizer. Structural tokens are resolved when it is made; a missing one is an error
+    then."""
 
     name: ClassVar[str]
     roles: ClassVar[frozenset[str]] = ROLES
@@ -56,7 +57,8 @@ class Family(ABC):
 
     @abstractmethod
     def merge_kwargs(self, kwargs: Kwargs) -> dict[str, Any]:
-        """Template variables of a request: the client's over the family's. Raises `RequestError` for one that is not honoured."""
+        """Template variables of a request: the client's over the family's. Raises `RequestError` for one that is not
+        honoured."""
 
     @abstractmethod
     def suffix_text(self, stored: Sequence[Message], appended: Sequence[Message], tools: Tools, kwargs: Kwargs) -> str:
@@ -79,7 +81,12 @@ class Family(ABC):
         return [{**message, "content": text_of(message.get("content"))} for message in messages]
 
     def render(
-        self, messages: Sequence[Message], tools: Tools = None, kwargs: Kwargs | None = None, *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        tools: Tools = None,
+        kwargs: Kwargs | None = None,
+        *,
+        add_generation_prompt: bool,
     ) -> str:
         """Render a whole conversation. `kwargs` are those of a request, before merging."""
         variables = self.merge_kwargs(kwargs or {})
@@ -110,7 +117,9 @@ class Family(ABC):
                     field="role",
                 )
         if tools and not self.takes_tools:
-            raise RequestError(f"family {self.name} has no way to declare tools", code="tools_unsupported", field="tools")
+            raise RequestError(
+                f"family {self.name} has no way to declare tools", code="tools_unsupported", field="tools"
+            )
 
     def check_appended(self, appended: Sequence[Message], first_index: int) -> None:
         """Raise `RequestError` when a message may not follow a generated turn."""
@@ -148,7 +157,8 @@ class TemplateFamily(Family):
         for key, value in kwargs.items():
             if key in self.constants and value != self.constants[key]:
                 raise RequestError(
-                    f"chat_template_kwargs.{key} is {self.constants[key]!r} for family {self.name} and cannot be {value!r}: "
+                    f"chat_template_kwargs.{key} is {self.constants[key]!r} for family {self.name} and cannot be "
+                    f"{value!r}: "
                     "the history would change",
                     code="conflicting_template_kwarg",
                     field=f"chat_template_kwargs.{key}",
@@ -187,7 +197,8 @@ def _narrow(name: str, allowed: frozenset[str], wanted: frozenset[str] | None) -
         return allowed
     if not wanted <= allowed:
         raise ConfigurationError(
-            f"family {name} cannot append {_names(wanted - allowed)} after a generated turn: it appends {_names(allowed)}; "
+            f"family {name} cannot append {_names(wanted - allowed)} after a generated turn: it appends "
+            f"{_names(allowed)}; "
             "the option can only narrow that"
         )
     return wanted

@@ -1,16 +1,17 @@
-"""Any checkpoint, by its own chat template. Nothing is known of it, so everything is checked: a template that rewrites history
-is refused at the turn where it does so, with the first differing characters."""
+"""Any checkpoint, by its own chat template. Nothing is known of it, so everything is checked: a template that
+rewrites history is refused at the turn where it does so, with the first differing characters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ConfigurationError, HistoryError
-from ..messages import Message
-from ..parsing import ParsedTurn, plain_turn
-from ..render import ChatTemplate
-from ..tokenizer import Tokenizer
+from miles_tito.errors import ConfigurationError, HistoryError
+from miles_tito.messages import Message
+from miles_tito.parsing import ParsedTurn, plain_turn
+from miles_tito.render import ChatTemplate
+from miles_tito.tokenizer import Tokenizer
+
 from .base import Family, FamilyOptions, Kwargs, Tools
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continuation"})
@@ -49,7 +50,8 @@ class Default(Family):
         at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
         window = slice(max(0, at - 20), at + 40)
         raise HistoryError(
-            f"the checkpoint's chat template rewrites history when messages follow message {len(stored) - 1}: at character {at} it "
+            f"the checkpoint's chat template rewrites history when messages follow message {len(stored) - 1}: at "
+            f"character {at} it "
             f"had {old[window]!r} and now writes {new[window]!r}; use a family whose template keeps history",
             code="not_append_only",
             message_index=len(stored) - 1,

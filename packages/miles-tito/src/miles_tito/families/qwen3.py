@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from ..messages import Message, call_arguments, text_of
-from ..parsing import ParsedTurn, parse_json_calls, split_reasoning
-from ..tokenizer import Tokenizer
+from miles_tito.messages import Message, call_arguments, text_of
+from miles_tito.parsing import ParsedTurn, parse_json_calls, split_reasoning
+from miles_tito.tokenizer import Tokenizer
+
 from .base import FamilyOptions, TemplateFamily
 
 
 class Qwen3(TemplateFamily):
-    """Stop `<|im_end|>` (or `<|endoftext|>` where the tokenizer has it); a newline follows `<|im_end|>` that is not sampled."""
+    """Stop `<|im_end|>` (or `<|endoftext|>` where the tokenizer has it); a newline follows `<|im_end|>` that is not
+    sampled."""
 
     name = "qwen3"
     template_name = "qwen3"
     roles_after_turn = frozenset({"tool", "user", "system", "assistant"})
-    constants = {"clear_thinking": False}
-    switches = {"enable_thinking": True}
+    constants: ClassVar[Mapping[str, Any]] = {"clear_thinking": False}
+    switches: ClassVar[Mapping[str, Any]] = {"enable_thinking": True}
     assistant_start = "<|im_start|>assistant"
     trim_texts = ("\n",)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..errors import ConfigurationError
-from ..tokenizer import Tokenizer
+from miles_tito.errors import ConfigurationError
+from miles_tito.tokenizer import Tokenizer
+
 from .base import Family, FamilyOptions
 from .default import Default
 from .qwen3 import Qwen3
@@ -26,8 +27,8 @@ def family_names() -> tuple[str, ...]:
 def load_family(name: str, tokenizer: Tokenizer, options: FamilyOptions | None = None) -> Family:
     """Bind the family `name` to `tokenizer`.
 
-    Raises `ConfigurationError` for an unknown name or impossible options, `TokenizerError` when the tokenizer lacks one of the
-    family's structural tokens or splits it.
+    Raises `ConfigurationError` for an unknown name or impossible options, `TokenizerError` when the tokenizer lacks
+    one of the family's structural tokens or splits it.
     """
     if name not in _FAMILIES:
         raise ConfigurationError(f"no chat family {name!r}: choose one of {', '.join(_FAMILIES)}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import RequestError
-from ..messages import Message
-from ..parsing import ParsedTurn, plain_turn
-from ..tokenizer import Tokenizer
+from miles_tito.errors import RequestError
+from miles_tito.messages import Message
+from miles_tito.parsing import ParsedTurn, plain_turn
+from miles_tito.tokenizer import Tokenizer
+
 from .base import FamilyOptions, Kwargs, TemplateFamily, Tools
 
 

@@ -1,4 +1,5 @@
-"""From sampled ids to an assistant message. Parsers look for token ids, so text that merely looks like a marker stays text."""
+"""From sampled ids to an assistant message. Parsers look for token ids, so text that merely looks like a marker stays
+text."""
 
 from .assistant import ParsedTurn, plain_turn
 from .reasoning import Reasoning, split_reasoning

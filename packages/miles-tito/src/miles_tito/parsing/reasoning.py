@@ -18,7 +18,8 @@ class Reasoning:
 def split_reasoning(
     ids: Sequence[int], opener: int, closer: int, decode: Callable[[Sequence[int]], str], *, opened: bool = False
 ) -> Reasoning:
-    """Split sampled ids at the first `closer`, when the prompt opened reasoning (`opened`) or the turn begins with `opener`.
+    """Split sampled ids at the first `closer`, when the prompt opened reasoning (`opened`) or the turn begins with
+    `opener`.
 
     Without a closer everything is reasoning. Later closers belong to the content.
     """

@@ -32,8 +32,11 @@ class ParsedCalls:
     error: str | None = None
 
 
-def parse_json_calls(ids: Sequence[int], opener: int, closer: int, decode: Callable[[Sequence[int]], str]) -> ParsedCalls:
-    """Parse `opener {"name": …, "arguments": {…}} closer` blocks. A block that does not parse leaves all of it in the content."""
+def parse_json_calls(
+    ids: Sequence[int], opener: int, closer: int, decode: Callable[[Sequence[int]], str]
+) -> ParsedCalls:
+    """Parse `opener {"name": …, "arguments": {…}} closer` blocks. A block that does not parse leaves all of it in the
+    content."""
     if opener not in ids:
         return ParsedCalls(decode(ids))
     first = list(ids).index(opener)
