@@ -25,24 +25,30 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Where prompts come from and in which order."""
 
-    input_key: str = Field("input", description="column with the prompt: text, or a list of messages")
-    label_key: str | None = Field(None, description="column with what the grader compares with; named = required")
-    metadata_key: str = Field("metadata", description="column with an object for agent and grader")
-    id_key: str = Field("id", description="column with the prompt id; without it the id is the row's position")
-    shuffle: bool = Field(False, description="shuffle each epoch with seed + epoch")
-    seed: int = Field(42, description="seed of the order")
-    epochs: int | None = Field(None, ge=1, description="passes over the data; none = as many as are drawn")
+    input_key: str = Field(default="input", description="column with the prompt: text, or a list of messages")
+    label_key: str | None = Field(
+        default=None, description="column with what the grader compares with; named = required"
+    )
+    metadata_key: str = Field(default="metadata", description="column with an object for agent and grader")
+    id_key: str = Field(default="id", description="column with the prompt id; without it the id is the row's position")
+    shuffle: bool = Field(default=False, description="shuffle each epoch with seed + epoch")
+    seed: int = Field(default=42, description="seed of the order")
+    epochs: int | None = Field(default=None, ge=1, description="passes over the data; none = as many as are drawn")
 
 
 class BufferConfig(_Section):
     """The bounded buffer of finished groups."""
 
-    capacity_factor: float = Field(2.0, gt=0, description="capacity in batches; at least one group is held")
+    capacity_factor: float = Field(default=2.0, gt=0, description="capacity in batches; at least one group is held")
     max_staleness: int | None = Field(
-        2, ge=0, description="versions a group's oldest token may lag when the group is handed out; none = no limit"
+        default=2,
+        ge=0,
+        description="versions a group's oldest token may lag when the group is handed out; none = no limit",
     )
-    unused_handler: UnusedHandler = Field("drop", description="what becomes of the prompt of a stale group")
-    filter: str | None = Field(None, description="built-in filter or dotted path; rejected groups are discarded")
+    unused_handler: UnusedHandler = Field(default="drop", description="what becomes of the prompt of a stale group")
+    filter: str | None = Field(
+        default=None, description="built-in filter or dotted path; rejected groups are discarded"
+    )
 
     def capacity_groups(self, batch_groups: int) -> int:
         return max(1, math.floor(self.capacity_factor * batch_groups))
@@ -51,11 +57,13 @@ class BufferConfig(_Section):
 class SamplingConfig(_Section):
     """How the policy samples, in the engine's names."""
 
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1)
-    max_new_tokens: int | None = Field(None, ge=1, description="limit of one turn; none = what the context allows")
-    min_new_tokens: int | None = Field(None, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    max_new_tokens: int | None = Field(
+        default=None, ge=1, description="limit of one turn; none = what the context allows"
+    )
+    min_new_tokens: int | None = Field(default=None, ge=0)
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
 
@@ -63,35 +71,43 @@ class SamplingConfig(_Section):
 class WorkerConfig(_Section):
     """The asynchronous worker."""
 
-    batch_groups: int = Field(8, ge=1, description="groups in a training batch")
-    group_size: int = Field(8, ge=1, description="trajectories of one prompt")
+    batch_groups: int = Field(default=8, ge=1, description="groups in a training batch")
+    group_size: int = Field(default=8, ge=1, description="trajectories of one prompt")
     max_concurrent_samples: int | None = Field(
-        None, ge=1, description="trajectories under way at once, in whole groups; none = one batch of groups"
+        default=None, ge=1, description="trajectories under way at once, in whole groups; none = one batch of groups"
     )
-    granularity: Granularity = Field("sample", description="what frees a submission slot: a trajectory or a group")
+    granularity: Granularity = Field(
+        default="sample", description="what frees a submission slot: a trajectory or a group"
+    )
     staleness_policy: StalenessPolicy = Field(
-        "discard", description="discard: throw stale groups away; admit: submit only what cannot become stale"
+        default="discard", description="discard: throw stale groups away; admit: submit only what cannot become stale"
     )
-    failure_policy: FailurePolicy = Field("retry", description="what becomes of the prompt of a failed group")
-    max_tries: int = Field(3, ge=1, description="tries per prompt and epoch under retry, then it is dropped")
+    failure_policy: FailurePolicy = Field(default="retry", description="what becomes of the prompt of a failed group")
+    max_tries: int = Field(default=3, ge=1, description="tries per prompt and epoch under retry, then it is dropped")
     max_consecutive_failures: int | None = Field(
-        None, ge=1, description="failed groups in a row that end the run; none = one batch"
+        default=None, ge=1, description="failed groups in a row that end the run; none = one batch"
     )
     max_consecutive_rejects: int | None = Field(
-        None, ge=0, description="filtered groups in a row that end the run; 0 = never; none = 80 batches"
+        default=None, ge=0, description="filtered groups in a row that end the run; 0 = never; none = 80 batches"
     )
-    require_versions: bool = Field(True, description="a trajectory without weight versions fails its group")
-    group_timeout_s: PositiveSeconds = Field(1800.0, description="deadline of one group, from submission to grades")
-    create_timeout_s: PositiveSeconds = Field(30.0, description="deadline of creating a session")
-    collect_timeout_s: PositiveSeconds = Field(120.0, description="deadline of collecting a session")
-    delete_timeout_s: PositiveSeconds = Field(10.0, description="deadline of deleting a session")
-    cancel_grace_s: PositiveSeconds = Field(5.0, description="time a cancelled agent has to end before it is abandoned")
-    no_progress_warn_s: PositiveSeconds = Field(30.0, description="without a finished group a warning names the oldest")
+    require_versions: bool = Field(default=True, description="a trajectory without weight versions fails its group")
+    group_timeout_s: PositiveSeconds = Field(
+        default=1800.0, description="deadline of one group, from submission to grades"
+    )
+    create_timeout_s: PositiveSeconds = Field(default=30.0, description="deadline of creating a session")
+    collect_timeout_s: PositiveSeconds = Field(default=120.0, description="deadline of collecting a session")
+    delete_timeout_s: PositiveSeconds = Field(default=10.0, description="deadline of deleting a session")
+    cancel_grace_s: PositiveSeconds = Field(
+        default=5.0, description="time a cancelled agent has to end before it is abandoned"
+    )
+    no_progress_warn_s: PositiveSeconds = Field(
+        default=30.0, description="without a finished group a warning names the oldest"
+    )
     no_progress_timeout_s: PositiveSeconds | None = Field(
-        None, description="without a finished group a waiting batch is an error"
+        default=None, description="without a finished group a waiting batch is an error"
     )
-    eval_concurrency: int = Field(32, ge=1, description="evaluation trajectories under way at once")
-    max_seq_len: int | None = Field(None, ge=1, description="told to agents as metadata `max_seq_len`")
+    eval_concurrency: int = Field(default=32, ge=1, description="evaluation trajectories under way at once")
+    max_seq_len: int | None = Field(default=None, ge=1, description="told to agents as metadata `max_seq_len`")
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 
     @model_validator(mode="after")
@@ -115,16 +131,20 @@ class WorkerConfig(_Section):
 class GraderConfig(_Section):
     """The pool of grader processes."""
 
-    function: str | None = Field(None, description="grader as package.module:function")
-    processes: int = Field(2, ge=1, description="grades given at once")
-    timeout_s: PositiveSeconds = Field(30.0, description="deadline of one grade; later = reward 0, process killed")
-    start_timeout_s: PositiveSeconds = Field(60.0, description="deadline of starting a process and loading the grader")
-    memory_bytes: int | None = Field(
-        4 * 1024**3, ge=64 * 1024**2, description="address space of a grader process; none = no limit"
+    function: str | None = Field(default=None, description="grader as package.module:function")
+    processes: int = Field(default=2, ge=1, description="grades given at once")
+    timeout_s: PositiveSeconds = Field(
+        default=30.0, description="deadline of one grade; later = reward 0, process killed"
     )
-    max_message_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request or reply")
+    start_timeout_s: PositiveSeconds = Field(
+        default=60.0, description="deadline of starting a process and loading the grader"
+    )
+    memory_bytes: int | None = Field(
+        default=4 * 1024**3, ge=64 * 1024**2, description="address space of a grader process; none = no limit"
+    )
+    max_message_bytes: int = Field(default=64 * 1024**2, ge=1024, description="largest request or reply")
     error_policy: Literal["zero", "fail"] = Field(
-        "zero", description="a grader that raises: reward 0, or a failed group"
+        default="zero", description="a grader that raises: reward 0, or a failed group"
     )
 
 
@@ -132,21 +152,28 @@ class RouterConfig(_Section):
     """The router in front of the engines."""
 
     host: str = "127.0.0.1"
-    port: int = Field(0, ge=0, le=65535, description="0 = a free port, which is announced")
+    port: int = Field(default=0, ge=0, le=65535, description="0 = a free port, which is announced")
     policy: RouterPolicyName = "manual"
-    assignment: Literal["min_load", "random"] = Field("min_load", description="how `manual` places a new key")
-    seed: int = Field(42, description="seed of `random` assignment")
-    key_idle_s: PositiveSeconds = Field(4 * 3600.0, description="a key unused for so long loses its place")
-    workers: tuple[str, ...] = Field((), description="engine URLs known at start")
+    assignment: Literal["min_load", "random"] = Field(default="min_load", description="how `manual` places a new key")
+    seed: int = Field(default=42, description="seed of `random` assignment")
+    key_idle_s: PositiveSeconds = Field(default=4 * 3600.0, description="a key unused for so long loses its place")
+    workers: tuple[str, ...] = Field(default=(), description="engine URLs known at start")
     health_interval_s: PositiveSeconds = 10.0
     health_timeout_s: PositiveSeconds = 5.0
-    failure_threshold: int = Field(3, ge=1, description="failures in a row that quarantine a worker")
-    success_threshold: int = Field(2, ge=1, description="successes in a row that a worker needs to come back")
-    failover_tries: int = Field(2, ge=0, description="other workers tried after a connection failure")
+    failure_threshold: int = Field(default=3, ge=1, description="failures in a row that quarantine a worker")
+    success_threshold: int = Field(default=2, ge=1, description="successes in a row that a worker needs to come back")
+    failover_tries: int = Field(
+        default=2, ge=0, description="further tries after a connection failure, on other workers first"
+    )
+    failover_pause_s: PositiveSeconds = Field(
+        default=0.2, description="pause before a worker that gave no answer is tried again"
+    )
     connect_timeout_s: PositiveSeconds = 10.0
-    request_timeout_s: PositiveSeconds = Field(14400.0, description="silence of an engine after which a request fails")
-    max_request_bytes: int = Field(256 * 1024**2, ge=1, description="largest request body")
-    max_connections: int = Field(4096, ge=1)
+    request_timeout_s: PositiveSeconds = Field(
+        default=14400.0, description="silence of an engine after which a request fails"
+    )
+    max_request_bytes: int = Field(default=256 * 1024**2, ge=1, description="largest request body")
+    max_connections: int = Field(default=4096, ge=1)
 
 
 class RolloutConfig(_Section):
