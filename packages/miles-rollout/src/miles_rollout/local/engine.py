@@ -181,7 +181,7 @@ def _with_rid(request: EngineRequest) -> EngineRequest:
 
 
 def _settle(ended: Future[EngineReply], outcome: EngineReply | EngineError) -> None:
-    if ended.cancelled():
+    if not ended.set_running_or_notify_cancel():
         return
     if isinstance(outcome, EngineError):
         ended.set_exception(outcome)

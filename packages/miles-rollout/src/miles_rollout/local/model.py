@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class ServedModel:
     limits: RequestLimits
     eos_ids: frozenset[int]
     detokenize: Detokenize | None
+    quant_config: Mapping[str, Any] | None
 
 
 def load_model(model_dir: Path, config: EngineConfig, weight_format: WeightFormat | None) -> ServedModel:
@@ -68,7 +69,17 @@ def load_model(model_dir: Path, config: EngineConfig, weight_format: WeightForma
         has_tokenizer=detokenize is not None,
     )
     layout = _kv_layout(hf_config, TORCH_DTYPE[config.dtype])
-    return ServedModel(model_dir, module, capture, weights, layout, limits, _eos_ids(model_dir, hf_config), detokenize)
+    return ServedModel(
+        model_dir,
+        module,
+        capture,
+        weights,
+        layout,
+        limits,
+        _eos_ids(model_dir, hf_config),
+        detokenize,
+        getattr(hf_config, "quantization_config", None),
+    )
 
 
 def check_family(hf_config: Any) -> None:

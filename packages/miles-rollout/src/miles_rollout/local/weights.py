@@ -108,6 +108,7 @@ class EnginePort:
             epoch=self._epoch,
             version=None if core.poison_reason is not None else core.version,
             expected_tensors=tuple(core.model.weights.specs.values()),
+            quant_config=core.model.quant_config,
         )
 
     def _begin(self, session: str, target_version: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 import torch
 import uvicorn
@@ -90,4 +92,23 @@ def _serve(config: EngineServerConfig, engine: LocalEngine, listener: socket.soc
         access_log=False,
         timeout_graceful_shutdown=round(config.drain_timeout_s),
     )
-    uvicorn.Server(settings).run(sockets=[listener])
+    with _signals_end_the_server():
+        uvicorn.Server(settings).run(sockets=[listener])
+
+
+@contextmanager
+def _signals_end_the_server() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more afterwards; what follows here must still run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _already_handled) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _already_handled(_number: int, _frame: object) -> None:
+    return
