@@ -1,4 +1,4 @@
-"""What miles-weightsync needs from outside: weights from a trainer, a port in each engine, encoders of number formats."""
+"""What miles-weightsync needs from outside: weights of a trainer, a port in each engine, number encoders."""
 
 from __future__ import annotations
 
