@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .codec import TrajectoryBatch
 from .compare import Comparator, Mismatch
 from .families.base import Family
+from .messages import text_of
 from .session import Committed, Session
 from .trajectory import NOT_SAMPLED, RoutedExperts, Status, Trajectory, Turn, span_values, spans_of
 
@@ -141,5 +142,13 @@ def _facts(session: Session, mismatches: Sequence[Mismatch]) -> dict[str, Any]:
         "seed": session.seed,
         "turns_rolled_back": session.rolled_back,
         "version_bounds": "checked" if session.version_bounds_known else "unknown",
+        "special_text_messages": _special_texts(session),
         "mismatches": [asdict(mismatch) | {"hard": mismatch.hard} for mismatch in mismatches],
     }
+
+
+def _special_texts(session: Session) -> int:
+    """Messages of the client whose text spells a control token: it became that token, as it would in the engine."""
+    pattern = session.family.tokenizer.special_pattern
+    texts = (text_of(message.get("content")) for message in session.messages if message["role"] != "assistant")
+    return sum(pattern.search(text) is not None for text in texts)

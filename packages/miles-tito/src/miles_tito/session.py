@@ -109,7 +109,7 @@ class Session:
         """Decide what `request` continues. Raises `RequestError`, `HistoryError` or `TruncatedTurnError`; changes
         nothing."""
         if self.violation is not None:
-            raise self.violation
+            raise self.violation.with_traceback(None)
         self.family.check(request.messages, request.tools)
         self.family.merge_kwargs(request.template_kwargs)
         keep = self._turns_to_keep(request.messages)

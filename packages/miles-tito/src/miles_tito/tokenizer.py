@@ -19,14 +19,22 @@ from .errors import TokenizerError
 class Tokenizer:
     """A tokenizer with the few operations that token identity needs.
 
-    `chat_template` and `eos_tokens` are what the checkpoint's folder says, when it says so; only the family `default`
-    uses them.
+    `chat_template`, `eos_tokens` and `bos_token` are what the checkpoint's folder says, when it says so; only the
+    family `default` uses them.
     """
 
-    def __init__(self, backend: Backend, *, chat_template: str | None = None, eos_tokens: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        chat_template: str | None = None,
+        eos_tokens: Sequence[str] = (),
+        bos_token: str | None = None,
+    ) -> None:
         self._backend = backend
         self.chat_template = chat_template
         self.eos_tokens = tuple(eos_tokens)
+        self.bos_token = bos_token
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -46,7 +54,10 @@ class Tokenizer:
         template = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
         eos = _token_text(config.get("eos_token"))
         return cls(
-            backend, chat_template=template if isinstance(template, str) else None, eos_tokens=(eos,) if eos else ()
+            backend,
+            chat_template=template if isinstance(template, str) else None,
+            eos_tokens=(eos,) if eos else (),
+            bos_token=_token_text(config.get("bos_token")),
         )
 
     @classmethod

@@ -155,7 +155,7 @@ class Trajectory:
 
     def with_reward(self, reward: float) -> Trajectory:
         """Return a copy that carries `reward`."""
-        return replace(self, reward=reward)
+        return replace(self, reward=float(reward))
 
     def validate(self) -> None:
         """Raise `TrajectoryError` that names the first field that contradicts the others, and its values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,9 +21,16 @@ from .trajectory import (
     span_values,
 )
 
+_TURN_TYPES: Mapping[str, type] = {
+    "prompt_length completion_length cached_tokens version_start version_end expert_row_start": int,
+    "record_digest engine_id": str,
+    "started_s ended_s": float,
+}
+
 
 def validate_trajectory(trajectory: Trajectory) -> None:
     """Raise `TrajectoryError` on the first field of `trajectory` that contradicts the format or another field."""
+    _check_types(trajectory)
     _check_arrays(trajectory)
     _check_scalars(trajectory)
     require_spans("weight_version_spans", trajectory.weight_version_spans, trajectory.n_tokens, lowest=NOT_SAMPLED)
@@ -31,6 +38,34 @@ def validate_trajectory(trajectory: Trajectory) -> None:
     _check_turns(trajectory)
     if trajectory.routed_experts is not None:
         _check_experts(trajectory.routed_experts, max(trajectory.n_tokens - 1, 0))
+
+
+def _check_types(trajectory: Trajectory) -> None:
+    _require_types("trajectory", trajectory, {"trajectory_id session_id family": str, "temperature": float})
+    require(trajectory.reward is None or _is(trajectory.reward, float), f"reward is {trajectory.reward!r}, not a
+    number") require(isinstance(trajectory.metadata, Mapping), "metadata is not an object")
+    objects = (*trajectory.messages, *(trajectory.tools or ()))
+    require(all(isinstance(item, Mapping) for item in objects), "messages and tools must hold objects")
+    for index, turn in enumerate(trajectory.turns):
+        _require_types(f"turns[{index}]", turn, _TURN_TYPES)
+        digest = turn.expert_digest
+        require(digest is None or isinstance(digest, str), f"turns[{index}].expert_digest is {digest!r}, not text")
+    experts = trajectory.routed_experts
+    if experts is not None:
+        _require_types("routed_experts", experts, {"num_experts top_k": int})
+        require(all(_is(layer, int) for layer in experts.layers), "routed_experts.layers must hold integers")
+
+
+def _require_types(where: str, owner: object, types: Mapping[str, type]) -> None:
+    for names, kind in types.items():
+        for name in names.split():
+            value = getattr(owner, name)
+            require(_is(value, kind), f"{where}.{name} is {value!r}, expected {kind.__name__}")
+
+
+def _is(value: object, kind: type) -> bool:
+    """Whether a value has a type as JSON means it: an integer is a number, a truth value is neither."""
+    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
 
 
 def require_spans(name: str, spans: Sequence[Span], length: int, *, lowest: int = 0) -> None:

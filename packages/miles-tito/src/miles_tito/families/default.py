@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from miles_tito.errors import ConfigurationError, HistoryError
-from miles_tito.messages import Message
+from miles_tito.messages import Message, call_arguments
 from miles_tito.parsing import ParsedTurn, plain_turn
 from miles_tito.render import ChatTemplate
 from miles_tito.tokenizer import Tokenizer
@@ -39,8 +39,15 @@ class Default(Family):
         taken = sorted(_RESERVED & kwargs.keys())
         if taken:
             raise HistoryError(f"chat_template_kwargs cannot set {', '.join(taken)}", code="unknown_template_kwarg")
-        specials = {"eos_token": self.tokenizer.eos_tokens[0], "bos_token": ""}
+        specials = {"eos_token": self.tokenizer.eos_tokens[0], "bos_token": self.tokenizer.bos_token or ""}
         return {**specials, **kwargs}
+
+    def template_messages(self, messages: Sequence[Message], first_index: int = 0) -> list[dict[str, Any]]:
+        prepared = super().template_messages(messages, first_index)
+        for index, message in enumerate(prepared, first_index):
+            if message.get("tool_calls"):
+                message["tool_calls"] = [_object_call(call, index) for call in message["tool_calls"]]
+        return prepared
 
     def suffix_text(self, stored: Sequence[Message], appended: Sequence[Message], tools: Tools, kwargs: Kwargs) -> str:
         old = self.render(stored, tools, kwargs, add_generation_prompt=False)
@@ -71,3 +78,8 @@ class Default(Family):
 
     def parse(self, sampled_ids: Sequence[int]) -> ParsedTurn:
         return plain_turn(self.tokenizer.decode(self.without_stop(sampled_ids)))
+
+
+def _object_call(call: Message, index: int) -> dict[str, Any]:
+    """A call with its arguments as an object, which is what templates of checkpoints expect."""
+    return {**call, "function": {**call["function"], "arguments": call_arguments(call, index)}}

@@ -75,6 +75,7 @@ def create_app(
             BodyTooLargeError: _on_large_body,
             ClientGoneError: _on_client_gone,
             HTTPException: _on_http,
+            Exception: _on_bug,
         },
         lifespan=_lifespan,
     )
@@ -137,6 +138,11 @@ async def _on_large_body(request: Request, error: Exception) -> Response:
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
     return ProblemResponse(CLIENT_CLOSED, "client_closed", "the client closed its connection; nothing was stored")
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    # Starlette raises the error again after this answer, so that it is logged.
+    return ProblemResponse(500, "internal_error", "the server failed; its log has the reason")
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

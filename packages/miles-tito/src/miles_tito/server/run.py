@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import socket
+import threading
 from collections.abc import Callable
 
 import uvicorn
@@ -33,8 +34,9 @@ def run_server(
     )
     server = uvicorn.Server(config)
     # uvicorn raises the signal again after it has drained; a drained server is a clean end, not a death by signal.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: None)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: None)
     try:
         server.run(sockets=[listener])
     finally:

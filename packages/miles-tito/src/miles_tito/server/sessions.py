@@ -97,7 +97,7 @@ async def collect_session(request: Request) -> Response:
     if body.keys() - {"max_seq_len"} or not (limit is None or (type(limit) is int and limit > 0)):
         raise RequestError(f"samples takes max_seq_len, a positive integer; got {body}", code="invalid_value")
     if session.violation is not None:
-        raise session.violation
+        raise session.violation.with_traceback(None)
     batch = session_batch(session, max_seq_len=limit, compare=state.config.session.compare_at_collect)
     try:
         for trajectory in batch.trajectories:
