@@ -42,8 +42,9 @@ def validate_trajectory(trajectory: Trajectory) -> None:
 
 def _check_types(trajectory: Trajectory) -> None:
     _require_types("trajectory", trajectory, {"trajectory_id session_id family": str, "temperature": float})
-    require(trajectory.reward is None or _is(trajectory.reward, float), f"reward is {trajectory.reward!r}, not a
-    number") require(isinstance(trajectory.metadata, Mapping), "metadata is not an object")
+    reward = trajectory.reward
+    require(reward is None or _is(reward, float), f"reward is {reward!r}, not a number")
+    require(isinstance(trajectory.metadata, Mapping), "metadata is not an object")
     objects = (*trajectory.messages, *(trajectory.tools or ()))
     require(all(isinstance(item, Mapping) for item in objects), "messages and tools must hold objects")
     for index, turn in enumerate(trajectory.turns):
