@@ -27,8 +27,7 @@ class ModelConfig(Section):
     """Which model is trained."""
 
     path: Path | None = Field(None, description="Hugging Face folder; none = the toy, made and pre-trained in the cache")
-    family: str = Field("smollm2", description="chat family of miles-tito")
-    toy_pretrain_steps: PositiveInt = Field(240, description="supervised steps of the toy's pre-training")
+    toy_pretrain_steps: PositiveInt = Field(200, description="supervised steps of the toy's pre-training")
     toy_seed: int = Field(0, description="seed of the toy's weights and pre-training data")
 
 
@@ -38,20 +37,14 @@ class TaskConfig(Section):
     name: Literal["tool_sum"] = Field("tool_sum", description="built-in task")
     prompts_path: Path | None = Field(None, description="JSONL of prompts in place of the task's own training prompts")
     held_out: PositiveInt = Field(64, description="questions kept apart from training, asked before and after")
-    max_new_tokens: PositiveInt = Field(12, description="tokens a turn")
-    temperature: PositiveFloat = Field(1.0, description="sampling temperature, in training and evaluation")
     shuffle_rewards: bool = Field(False, description="control: permute the rewards of each batch; nothing should be learned")
 
 
 class LoopConfig(Section):
-    """The loop: how much, and how far rollout may run ahead of training."""
+    """How long the loop runs. Batch, group and staleness are options of `rollout`."""
 
     steps: PositiveInt = Field(24, description="training steps, each followed by a weight update")
-    prompts_per_step: PositiveInt = Field(4, description="groups of a batch")
-    samples_per_prompt: Annotated[int, Field(ge=2)] = Field(8, description="members of a group")
-    max_staleness: Annotated[int, Field(ge=0)] = Field(1, description="versions a trained token may be behind the trainer")
-    sync: bool = Field(False, description="limit 0 and admission control: generate, train, update in turn")
-    seed: int = Field(0, description="seed of prompts order and sampling")
+    seed: int = Field(0, description="seed of prompt order and sampling")
     evaluate: bool = Field(True, description="ask the held-out questions before the first and after the last step")
 
 
@@ -72,9 +65,7 @@ class RuntimeConfig(Section):
     start_timeout_s: PositiveFloat = Field(120.0, description="time a role may take to be ready")
     train_timeout_s: PositiveFloat = Field(600.0, description="time a training step may take")
     update_timeout_s: PositiveFloat = Field(300.0, description="time a weight update may take")
-    batch_timeout_s: PositiveFloat = Field(600.0, description="time without a full batch after which the run fails")
-    router_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="port of the router; 0 = any free one")
-    session_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="port of the session server; 0 = any free one")
+    cache: Path | None = Field(None, description="where made models are kept; none = the user's cache folder")
 
 
 class FaultConfig(Section):
@@ -102,16 +93,18 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        if self.loop.sync and self.loop.max_staleness != 0:
-            raise ValueError(f"loop.sync needs loop.max_staleness 0, got {self.loop.max_staleness}")
-        if self.weightsync.pause_mode == "abort" and self.loop.max_staleness != 0:
+        limit = self.rollout.buffer.max_staleness
+        if self.weightsync.pause_mode == "abort" and limit != 0:
             raise ValueError(
-                f"weightsync.pause_mode 'abort' needs loop.max_staleness 0, got {self.loop.max_staleness}: "
+                f"weightsync.pause_mode 'abort' needs rollout.buffer.max_staleness 0, got {limit}: "
                 "use 'retract', or --sync"
             )
         context = self.rollout.engine.max_context
-        if self.numerics.batch_invariant and context > self.numerics.max_context:
+        if self.numerics.batch_invariant and (context is None or context > self.numerics.max_context):
             raise ValueError(
-                f"rollout.engine.max_context {context} is over numerics.max_context {self.numerics.max_context}"
+                f"numerics.batch_invariant needs rollout.engine.max_context ({context}) of at most "
+                f"numerics.max_context ({self.numerics.max_context}): set the first"
             )
+        if self.trainer.replay.enabled and not self.tito.session.record_experts:
+            raise ValueError("trainer.replay.enabled needs tito.session.record_experts: nothing would be replayed")
         return self

@@ -33,22 +33,23 @@ CHAT_FAMILY = "smollm2"
 
 @dataclass(frozen=True, slots=True)
 class ToyRecipe:
-    """Size and pre-training of the toy. The digest of the recipe names its folder in the cache."""
+    """Size and pre-training of the toy. Its digest names the folder in the cache."""
 
     seed: int = 0
     num_experts: int = 32
     top_k: int = 4
     hidden_size: int = 64
-    steps: int = 240
+    steps: int = 200
     sequences_per_step: int = 32
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     right_operator_share: float = 0.4
     digit_noise: float = 0.04
     max_context: int = 256
 
-    def digest(self) -> str:
-        """First 12 hex digits of the SHA-256 of the recipe."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+    @property
+    def folder_name(self) -> str:
+        """`toy-` and the first 12 hex digits of the SHA-256 of the recipe."""
+        return "toy-" + hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -63,7 +64,7 @@ def byte_tokenizer() -> Tokenizer:
 
 def toy_folder(recipe: ToyRecipe, cache: Path) -> Path:
     """The pre-trained toy as a Hugging Face folder in `cache`; made there when it is absent."""
-    folder = cache / f"toy-{recipe.digest()}"
+    folder = cache / recipe.folder_name
     if not (folder / "config.json").exists():
         unfinished = cache / f"{folder.name}.{os.getpid()}.tmp"
         write_toy(recipe, unfinished)
@@ -78,10 +79,10 @@ def write_toy(recipe: ToyRecipe, folder: Path) -> None:
     """Write an untrained toy to `folder`, pre-train it there and save it over the first weights."""
     folder.mkdir(parents=True, exist_ok=True)
     write_untrained(recipe, folder)
-    trainer = Trainer(_pretraining(recipe), folder)
-    for step, batch in enumerate(_batches(recipe, Tokenizer.from_file(str(folder / "tokenizer.json")))):
-        trainer.train_supervised(batch, step=step)
-    trainer.save_hf(folder)
+    with Trainer(_pretraining(recipe), folder) as trainer:
+        for batch in _batches(recipe, Tokenizer.from_file(str(folder / "tokenizer.json"))):
+            trainer.train_supervised(batch)
+        trainer.export("F32").save_hf(folder)
 
 
 def write_untrained(recipe: ToyRecipe, folder: Path) -> None:
@@ -114,13 +115,8 @@ def write_untrained(recipe: ToyRecipe, folder: Path) -> None:
 
 
 def _pretraining(recipe: ToyRecipe) -> TrainerConfig:
-    return TrainerConfig.model_validate(
-        {
-            "optimizer": {
-                "learning_rate": recipe.learning_rate, "warmup_steps": 20},
-            "packing": {"max_tokens": 1_000_000},
-        }
-    )
+    optimizer = {"learning_rate": recipe.learning_rate, "warmup_steps": 20}
+    return TrainerConfig.model_validate({"optimizer": optimizer, "packing": {"max_tokens": 1_000_000}})
 
 
 def _batches(recipe: ToyRecipe, tokenizer: Tokenizer) -> Iterator[list[Sample]]:

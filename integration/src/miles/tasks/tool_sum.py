@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import httpx
 from miles_rollout.data import Prompt
 from miles_rollout.protocols import Grade, GradeRequest
-from openai import AsyncOpenAI
 
 CALL = re.compile(r"(\d\d)([+-])(\d\d)")
 VALID_CALL_REWARD = 0.2
@@ -74,39 +71,6 @@ def calculate(call: str) -> str | None:
         return None
     first, operator, second = int(match[1]), match[2], int(match[3])
     return str(first + second if operator == "+" else first - second)
-
-
-class ToolSumAgent:
-    """Plays one episode over a session URL with the `openai` client."""
-
-    def __init__(self, http_client: httpx.AsyncClient | None = None, *, timeout_s: float = 60.0) -> None:
-        self._client = AsyncOpenAI(
-            base_url="http://127.0.0.1/unset", api_key="session", http_client=http_client, max_retries=0, timeout=timeout_s
-        )
-
-    async def __call__(
-        self,
-        base_url: str,
-        prompt: Sequence[Mapping[str, Any]],
-        request_kwargs: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Ask, run the tool, ask again. Returns the number of turns and tool calls."""
-        chat = self._client.with_options(base_url=f"{base_url}/v1").chat.completions
-        messages: list[Any] = [dict(message) for message in prompt]
-        reply = await chat.create(model="policy", messages=messages, **request_kwargs)
-        call = reply.choices[0].message.content or ""
-        result = calculate(call)
-        if result is None or reply.choices[0].finish_reason == "length":
-            return {"agent_metrics": {"turns": 1, "tool_calls": 0}}
-        messages += [{"role": "assistant", "content": call}, {"role": "user", "content": result}]
-        await chat.create(model="policy", messages=messages, **request_kwargs)
-        return {"agent_metrics": {"turns": 2, "tool_calls": 1}}
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.close()
 
 
 def grade(request: GradeRequest) -> Grade:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from safetensors import serialize
+import numpy as np
+from safetensors.numpy import save
 
 from miles_rollout.data.prompts import PromptKey
 from miles_rollout.errors import GroupFormatError
@@ -149,8 +150,8 @@ def dumps_group(group: Group, codec: TrajectoryCodec) -> bytes:
         for m, member in enumerate(group.members)
         for t, trajectory in enumerate(member.trajectories)
     }
-    tensors = {name: {"dtype": "uint8", "shape": [len(body)], "data": body} for name, body in bodies.items()}
-    return bytes(serialize(tensors, metadata={"format": GROUP_FORMAT, "group": text}))
+    tensors = {name: np.frombuffer(body, np.uint8) for name, body in bodies.items()}
+    return bytes(save(tensors, metadata={"format": GROUP_FORMAT, "group": text}))
 
 
 def _member_header(member: Member) -> dict[str, Any]:

@@ -1,0 +1,177 @@
+"""The driver's loop: batch, train, update, and the checks that close each step.
+
+Rollout runs beside it all the time (the worker's tasks share this event loop; engines and trainer are other processes), bounded by
+the buffer and by staleness. `--sync` is this same loop with limit 0 and admission control.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from miles_rollout import EventLog, Group, Ledger, PromptKey, RolloutWorker, dumps_group
+from miles_tito import codec
+
+from miles.config import RunConfig
+from miles.fleet import Fleet
+from miles.run_folder import MetricsLog, RunFolder
+from miles.tasks import RolloutTask
+from miles.ui import View
+
+SUCCESS = 1.0
+HELD_OUT_SEED = 20_000
+
+
+class PublishedVersion:
+    """The version all engines serve. The driver alone raises it; the worker reads it."""
+
+    def __init__(self) -> None:
+        self._current = 0
+
+    def __call__(self) -> int:
+        return self._current
+
+    def advance(self, version: int) -> None:
+        """Take `version`, which must be the next one."""
+        if version != self._current + 1:
+            raise ValueError(f"version {version} does not follow {self._current}")
+        self._current = version
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """One run over a started fleet and a worker that is not started."""
+
+    config: RunConfig
+    folder: RunFolder
+    fleet: Fleet
+    task: RolloutTask
+    worker: RolloutWorker
+    ledger: Ledger
+    events: EventLog
+    metrics: MetricsLog
+    version: PublishedVersion
+    view: View
+
+    async def run(self) -> None:
+        """All steps. Raises the first violated identity, or the error that ended a role or the worker."""
+        began = time.monotonic()
+        await self._verify_boot_weights()
+        await self._held_out(step=0)
+        async with self.worker:
+            for step in range(self.config.loop.steps):
+                row = await self._step(step)
+                row["time/elapsed_s"] = time.monotonic() - began
+                self.metrics.write(row)
+                self.view.row(row)
+        await self._held_out(step=self.config.loop.steps)
+        await self._save()
+
+    async def _verify_boot_weights(self) -> None:
+        """Version 0 is what the engines loaded: it must be what the trainer loaded."""
+        self.view.phase("comparing the engines' weights with the trainer's, tensor by tensor")
+        await self._announce_versions(begun=0)
+        report = await self.fleet.trainer_call("verify", {"version": 0}, timeout_s=self.config.runtime.update_timeout_s)
+        self.ledger.record_update(0, report["manifest_digest"])
+        self.metrics.write({"step": 0, "identity/tensors_verified": report["tensors_verified"]})
+
+    async def _step(self, step: int) -> dict[str, Any]:
+        waiting = time.monotonic()
+        groups = await self.worker.next_batch()
+        began = time.monotonic()
+        trained_metrics = await self._train(groups, step)
+        updating = time.monotonic()
+        update = await self._update()
+        done = time.monotonic()
+        self.worker.close_step(step)
+        return {
+            "step": step + 1,
+            **self._reward_metrics(groups),
+            **self._staleness_metrics(groups, step),
+            **trained_metrics,
+            **self.worker.get_metrics(),
+            **update,
+            "identity/ledger_closed": 1,
+            "groups/dropped": sum(n for name, n in self.ledger.counts().items() if name.startswith("drop/")),
+            "rollout/tokens_per_s": sum(group.n_tokens for group in groups) / max(done - waiting, 1e-9),
+            "time/wait_batch_s": began - waiting,
+            "time/train_s": updating - began,
+            "time/update_s": done - updating,
+        }
+
+    async def _train(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
+        if self.config.task.shuffle_rewards:
+            groups = shuffled_rewards(groups, seed=self.config.loop.seed * 1_000_003 + step)
+        data = [dumps_group(group, codec) for group in groups]
+        if step in (0, self.config.loop.steps - 1):
+            (self.folder.trajectories / f"step-{step + 1:06d}.group").write_bytes(data[0])
+        answer = await self.fleet.trainer_call(
+            "train", {"step": step}, data, timeout_s=self.config.runtime.train_timeout_s
+        )
+        acknowledged = {PromptKey(*key) for key in answer["trained"]}
+        trained = [group for group in groups if group.key in acknowledged]
+        self.worker.record_trained(trained, step, version=self.version())
+        return dict(answer["metrics"])
+
+    async def _update(self) -> dict[str, Any]:
+        """Publish the next version and let the rollout side know."""
+        version = self.version() + 1
+        await self._announce_versions(begun=version)
+        report = await self.fleet.trainer_call(
+            "publish", {"version": version}, timeout_s=self.config.runtime.update_timeout_s
+        )
+        self.ledger.record_update(version, report["manifest_digest"])
+        self.version.advance(version)
+        await self._announce_versions(begun=version)
+        self.worker.notify_version()
+        return {
+            "weights/version": version,
+            "identity/tensors_verified": report["tensors_verified"],
+            "weights/wire_bytes": report["wire_bytes"],
+            **{f"weights/{phase}_s": seconds for phase, seconds in report["seconds"].items()},
+        }
+
+    async def _announce_versions(self, begun: int) -> None:
+        acknowledged = dict.fromkeys(self.fleet.engine_ids, self.version())
+        await self.fleet.sessions.set_versions(begun=begun, acknowledged=acknowledged)
+
+    async def _held_out(self, step: int) -> None:
+        if not self.config.loop.evaluate:
+            return
+        self.view.phase(f"asking {len(self.task.held_out)} held-out questions at version {self.version()}")
+        results = await self.worker.evaluate(self.task.held_out, seed=HELD_OUT_SEED)
+        success = sum(result.reward == SUCCESS for result in results) / len(results)
+        self.metrics.write({"step": step, "heldout/success": success, "heldout/questions": len(results)})
+        self.view.phase(f"held-out success {success:.1%} at version {self.version()}")
+
+    async def _save(self) -> None:
+        path = self.folder.checkpoints / "hf"
+        await self.fleet.trainer_call(
+            "save_hf", {"path": str(path)}, timeout_s=self.config.runtime.update_timeout_s
+        )
+
+    def _reward_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        rewards = [reward or 0.0 for group in groups for reward in group.rewards]
+        return {
+            "reward/mean": sum(rewards) / len(rewards),
+            "reward/success": sum(reward == SUCCESS for reward in rewards) / len(rewards),
+        }
+
+    def _staleness_metrics(self, groups: Sequence[Group], step: int) -> dict[str, float]:
+        """Versions the oldest token of each group was behind the weights that trained on it."""
+        lags = [step - group.oldest_version for group in groups if group.oldest_version is not None]
+        return {"staleness/mean": sum(lags) / len(lags), "staleness/max": max(lags)} if lags else {}
+
+
+def shuffled_rewards(groups: Sequence[Group], *, seed: int) -> list[Group]:
+    """The same groups with the rewards of the whole batch permuted: the control in which nothing can be learned."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    random.Random(seed).shuffle(rewards)
+    pool = iter(rewards)
+    return [
+        replace(group, members=tuple(replace(member, reward=next(pool)) for member in group.members))
+        for group in groups
+    ]

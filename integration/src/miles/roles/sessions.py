@@ -1,0 +1,49 @@
+"""The session server as a process, over the router."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from miles_tito import FamilyOptions, SGLangEngine, TitoConfig, Tokenizer, load_family
+from miles_tito.server import create_app, run_server
+
+from miles.config import FaultConfig
+from miles.faults import faulty_engine
+from miles.roles.process import RoleSettings, announce, run_role
+
+
+class SessionSettings(RoleSettings):
+    """What the session server is told."""
+
+    tito: TitoConfig
+    tokenizer: Path
+    engine_url: str
+    faults: tuple[FaultConfig, ...] = ()
+
+
+def main(settings: SessionSettings) -> None:
+    """Serve until the driver ends."""
+    config = settings.tito
+    tokenizer = Tokenizer.load(settings.tokenizer)
+    options = FamilyOptions(default_system=config.family.default_system)
+    engine = SGLangEngine(settings.engine_url, timeout_s=config.engine.timeout_s)
+    app = create_app(
+        config,
+        engine=faulty_engine(engine, settings.faults),
+        tokenizer=tokenizer,
+        family=load_family(config.family.name, tokenizer, options),
+        control_token=settings.token,
+    )
+    host = config.server.host
+    ready = {"host": host, "control_token": settings.token}
+    run_server(
+        app,
+        host,
+        config.server.port,
+        lambda port: announce({**ready, "port": port}),
+        drain_timeout_s=config.server.drain_timeout_s,
+    )
+
+
+if __name__ == "__main__":
+    run_role(SessionSettings, main)

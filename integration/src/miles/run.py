@@ -1,0 +1,110 @@
+"""A training run from its configuration to its report."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from miles_rollout import EventLog, GraderPool, PromptSource
+
+from miles.config import RunConfig
+from miles.errors import ConfigError
+from miles.fleet import Fleet, start_fleet
+from miles.layers import Resolved, to_toml
+from miles.loop import Driver, PublishedVersion
+from miles.report import write_report
+from miles.run_folder import MetricsLog, RunFolder
+from miles.runtime.local import LocalRuntime
+from miles.tasks import RolloutTask
+from miles.ui import LiveTable, View
+from miles.wiring.errors import stopping_code, typed
+from miles.wiring.rollout import build_worker, load_source, load_task
+
+ROLE_CHECK_S = 0.5
+
+
+async def run_training(resolved: Resolved, root: Path, view: View | None = None) -> str:
+    """Run to the end and write the report; returns what to tell the user.
+
+    A violated identity or a failed role is raised after the roles have ended and the report, which names it, was written.
+    """
+    view = view or LiveTable()
+    folder = RunFolder(root)
+    task = load_task(resolved.config)
+    source = load_source(resolved.config, task)
+    folder.create()
+    folder.config.write_text(to_toml(resolved))
+    events = EventLog(folder.events)
+    metrics = MetricsLog(folder.metrics)
+    try:
+        await _run(resolved.config, folder, view, events, metrics, task, source)
+    except Exception as error:
+        stopped = typed(error)
+        events.append("failure", code=stopping_code(stopped), message=str(stopped))
+        write_report(folder)
+        raise stopped from error
+    finally:
+        metrics.close()
+        events.close()
+        await task.close()
+    return f"report: {write_report(folder)}"
+
+
+async def _run(
+    config: RunConfig,
+    folder: RunFolder,
+    view: View,
+    events: EventLog,
+    metrics: MetricsLog,
+    task: RolloutTask,
+    source: PromptSource,
+) -> None:
+    model = await model_folder(config, view)
+    runtime = LocalRuntime(folder.root, start_timeout_s=config.runtime.start_timeout_s)
+    async with aclosing(runtime), GraderPool(config.rollout.graders, task.grader) as graders:
+        view.phase("starting trainer, engine, router and session server")
+        fleet = await start_fleet(config, runtime, model)
+        version = PublishedVersion()
+        async with aclosing(fleet):
+            worker, ledger = build_worker(config, task, source, fleet.sessions, graders, events, version)
+            driver = Driver(config, folder, fleet, task, worker, ledger, events, metrics, version, view)
+            await run_watched(driver.run(), fleet)
+        view.phase("done")
+
+
+async def run_watched(work: Coroutine[Any, Any, None], fleet: Fleet) -> None:
+    """Run `work` while looking after the roles: one that ends stops the run at once, with the end of its log."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=ROLE_CHECK_S)
+            if not task.done():
+                fleet.check_alive()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def model_folder(config: RunConfig, view: View) -> Path:
+    """The Hugging Face folder to start from; the toy is made here when none is given."""
+    if config.model.path is not None:
+        if not (config.model.path / "config.json").is_file():
+            raise ConfigError(f"model.path {config.model.path} is no Hugging Face folder: it has no config.json")
+        return config.model.path
+    from miles.toy import ToyRecipe, toy_folder
+
+    recipe = ToyRecipe(seed=config.model.toy_seed, steps=config.model.toy_pretrain_steps)
+    cache = config.runtime.cache or default_cache()
+    view.phase(f"toy model: {cache / recipe.folder_name} (pre-trained here when it is absent)")
+    return await asyncio.to_thread(toy_folder, recipe, cache)
+
+
+def default_cache() -> Path:
+    """The user's cache folder for models made here."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "miles"
