@@ -39,6 +39,12 @@ def install_all(session: nox.Session, *, groups: tuple[str, ...] = ()) -> None:
     session.install("-r", "requirements.txt", *(name for group in groups for name in GROUPS[group]))
 
 
+def run_tests(session: nox.Session, folder: str) -> None:
+    """Run the tests of one folder that belong to the test command."""
+    marker = tiers()["tests"].marker
+    session.run("python", "-m", "pytest", folder, "-m", marker, *session.posargs, env=ONE_THREAD)
+
+
 def run_tier(session: nox.Session, name: str) -> None:
     """Run the tests of a tier of tools/tiers.toml within its time."""
     session.run("python", "-m", "tools.tiers", name, *session.posargs, env=ONE_THREAD)
@@ -54,7 +60,7 @@ def tests(session: nox.Session) -> None:
 def _package_session(package: Package) -> Callable[[nox.Session], None]:
     def session_of_package(session: nox.Session) -> None:
         install(session, "-e", package.requirement, groups=("test",))
-        session.run("python", "-m", "pytest", f"{package.path}/tests", *session.posargs, env=ONE_THREAD)
+        run_tests(session, f"{package.path}/tests")
 
     session_of_package.__doc__ = f"The tests of {package.name}, with that package alone installed."
     return session_of_package
@@ -69,7 +75,7 @@ for _package in PACKAGES:
 def tests_miles(session: nox.Session) -> None:
     """The tests of the integration; it needs all packages."""
     install_all(session, groups=("test",))
-    session.run("python", "-m", "pytest", "integration/tests", *session.posargs, env=ONE_THREAD)
+    run_tests(session, "integration/tests")
 
 
 def _tier_session(name: str) -> Callable[[nox.Session], None]:
@@ -104,7 +110,7 @@ def types(session: nox.Session) -> None:
     install_all(session, groups=("types",))
     for package in PACKAGES:
         session.run("mypy", "--strict", str(package.source.relative_to(ROOT)))
-    session.run("mypy", "--strict", "tools", "noxfile.py")
+    session.run("mypy", "--strict", "--exclude", "^tools/tests/", "tools", "noxfile.py")
 
 
 @nox.session
