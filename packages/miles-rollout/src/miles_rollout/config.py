@@ -85,7 +85,7 @@ class WorkerConfig(_Section):
     failure_policy: FailurePolicy = Field(default="retry", description="what becomes of the prompt of a failed group")
     max_tries: int = Field(default=3, ge=1, description="tries per prompt and epoch under retry, then it is dropped")
     max_consecutive_failures: int | None = Field(
-        default=None, ge=1, description="failed groups in a row that end the run; none = one batch"
+        default=None, ge=1, description="prompts in a row whose groups failed that end the run; none = one batch"
     )
     max_consecutive_rejects: int | None = Field(
         default=None, ge=0, description="filtered groups in a row that end the run; 0 = never; none = 80 batches"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -113,7 +114,7 @@ class RolloutWorker:
     async def start(self) -> None:
         """Begin to submit groups."""
         self._progress_s = asyncio.get_running_loop().time()
-        self._spawn(self._submit_forever())
+        self._spawn(self._submit_forever)
 
     async def close(self) -> None:
         """Cancel what is under way and wait until it has ended. Unsettled prompts stay in the source's frontier."""
@@ -262,7 +263,7 @@ class RolloutWorker:
         run = RunningGroup(draw, asyncio.get_running_loop().time(), self._version())
         self._running[draw.key] = run
         self._slots.open_group(draw.group_id)
-        self._spawn(self._carry(run))
+        self._spawn(partial(self._carry, run))
 
     async def _carry(self, run: RunningGroup) -> None:
         """Take a group from its members to the buffer."""
@@ -279,7 +280,7 @@ class RolloutWorker:
         drop = await self.buffer.put(group)
         if drop is not None and drop.reason is DropReason.GENERATION_FAILED:
             logger.warning("%s failed: %s", run, drop.detail)
-        self._streaks.follow(str(run), drop, outcomes)
+        self._streaks.follow(group, drop, outcomes)
 
     async def _run_members(self, run: RunningGroup) -> list[Episode]:
         draw, size = run.draw, self._config.group_size
@@ -364,14 +365,14 @@ class RolloutWorker:
 
     # Living and dying
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.create_task(self._guard(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guard(self, work: Any) -> None:
+    async def _guard(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as error:  # noqa: BLE001 - whatever it is ends the worker and is raised at the consumer
             self._fail(error)
 
