@@ -62,7 +62,7 @@ class ReceiverConfig(_Section):
     max_connections: int = Field(default=32, ge=1, description="Connections served at a time; further ones are closed.")
     lock: LockConfig = Field(default=LockConfig(), description="The update lock of this engine.")
     shm_dir: Path | None = Field(
-        default=None, description="Folder of shared segments; default /dev/shm if there is one."
+        default=None, description="Folder of shared segments, for both sides; default /dev/shm if there is one."
     )
 
 
@@ -78,6 +78,3 @@ class WeightSyncConfig(_Section):
     rpc: RpcConfig = Field(default=RpcConfig(), description="Deadlines of calls to engines.")
     units: UnitsConfig = Field(default=UnitsConfig(), description="Load units.")
     receiver: ReceiverConfig = Field(default=ReceiverConfig(), description="The engine's side.")
-    shm_dir: Path | None = Field(
-        default=None, description="Folder of shared segments; default /dev/shm if there is one."
-    )

@@ -129,8 +129,8 @@ class SinkFleet:
     def abort(self, engines: Sequence[str]) -> Verdicts:
         """End the session on the engines that are left; it starts anew."""
         with self._timed("abort"):
-            self._in_session -= set(engines)
-            return self._on(engines, lambda sink: sink.abort(), refused="ok")
+            self._abort(engines)
+            return dict.fromkeys(engines, "ok")
 
     def rebuild(self, engines: Sequence[str]) -> Verdicts:
         """The group of a broadcast is built anew when its first bucket is sent."""
@@ -168,11 +168,13 @@ class SinkFleet:
         """Close what is still open and give all locks back."""
         with self._timed("unlock"):
             self._discard_staged()
-            self._on(sorted(self._in_session & self._reachable()), lambda sink: sink.abort(), refused="ok")
+            self._abort([key for key in self._in_session if not isinstance(self.errors.get(key), _GONE)])
             self._release()
 
-    def _reachable(self) -> set[str]:
-        return {key for key in self._sinks if not isinstance(self.errors.get(key), _GONE)}
+    def _abort(self, engines: Sequence[str]) -> None:
+        """Best effort: an engine that cannot be told ends the session by its own deadline."""
+        fan_out(self._pool, {engine: self._sinks[engine] for engine in engines}, lambda sink: sink.abort())
+        self._in_session -= set(engines)
 
     def _acquire(self, sink: ReceiverSink) -> None:
         give_up_s = time.monotonic() + self._config.rpc.lock_wait_s
@@ -288,6 +290,7 @@ class SinkFleet:
 
     def _quarantine(self, engine: str, error: WeightSyncError) -> None:
         """Make sure that an engine which failed after bytes may have landed does not serve."""
+        self._in_session.discard(engine)
         if error.code in _NOT_OURS:
             return
         try:

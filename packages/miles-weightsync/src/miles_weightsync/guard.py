@@ -86,7 +86,7 @@ class WeightGuard:
             self._last_call_s = time.monotonic()
 
     def admit(self, owner: str, token: int, session: str, index: int, digest: str) -> Admission:
-        """Whether a bucket's bytes are wanted. With `apply`, `apply` or `give_up` must follow."""
+        """Whether a bucket's bytes are wanted. After the answer `apply`, `arrived` must follow, come what may."""
         with self._lock:
             self._use_lease(owner, token)
             admission = self._state.admit_bucket(token, session, index, digest)
@@ -94,8 +94,8 @@ class WeightGuard:
                 self._receiving += 1
             return admission
 
-    def give_up(self) -> None:
-        """An admitted bucket did not arrive."""
+    def arrived(self) -> None:
+        """The bytes of an admitted bucket have come, or will not come."""
         with self._lock:
             self._receiving -= 1
             self._last_call_s = time.monotonic()
@@ -103,7 +103,6 @@ class WeightGuard:
     def apply(self, owner: str, token: int, session: str, index: int, digest: str, frame: Frame) -> Admission:
         """Store an admitted bucket that has arrived whole."""
         with self._lock:
-            self._receiving -= 1
             self._use_lease(owner, token)
             if self._state.admit_bucket(token, session, index, digest) == "ignored":
                 return "ignored"
@@ -117,8 +116,6 @@ class WeightGuard:
     def damaged(self, token: int, session: str, index: int, digest: str) -> SessionError:
         """An admitted bucket arrived damaged. Returns the error to answer."""
         with self._lock:
-            self._receiving -= 1
-            self._last_call_s = time.monotonic()
             self._state.admit_bucket(token, session, index, digest)
             return self._corrupt(index)
 

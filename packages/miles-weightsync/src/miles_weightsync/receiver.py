@@ -180,7 +180,7 @@ class _Connection:
 
     def _check_hello(self, message: dict[str, Any]) -> None:
         offered = message.get("token")
-        known = hmac.compare_digest(str(offered).encode(), self._token.encode())
+        known = hmac.compare_digest(str(offered).encode("utf-8", "surrogatepass"), self._token.encode())
         if message.get("op") != "hello" or not known:
             raise AuthError("the receiver does not know this token")
         request = messages.parse_request(message)
@@ -273,11 +273,11 @@ class _Connection:
         except FrameError as error:
             if error.code == "digest":
                 raise self._guard.damaged(*ticket) from None
-            self._guard.give_up()
             raise
-        except (TensorError, TransportError, RpcTimeoutError, SessionError) as error:
-            self._guard.give_up()
-            raise SessionError(error.code, str(error), error.names) from None
+        except (TransportError, RpcTimeoutError) as error:
+            raise SessionError(error.code, str(error)) from None
+        finally:
+            self._guard.arrived()
         return self._guard.apply(self._owner, *ticket, frame)
 
     def _receive(self, request: messages.Bucket) -> Frame:

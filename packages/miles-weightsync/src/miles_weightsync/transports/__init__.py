@@ -13,7 +13,7 @@ __all__ = ["Results", "ShmTransport", "StagedBucket", "TcpTransport", "Transport
 def make_transport(config: WeightSyncConfig) -> Transport:
     """The transport that the configuration names. Raises MissingExtraError for gloo without torch."""
     if config.transport == "shm":
-        return ShmTransport(config.shm_dir)
+        return ShmTransport(config.receiver.shm_dir)
     if config.transport == "tcp":
         return TcpTransport()
     from miles_weightsync.transports.gloo import GlooTransport  # needs torch

@@ -146,11 +146,11 @@ class GlooTransport:
         self._members = _membership(sinks)
         return results
 
-    def _join_as_source(self, store: Any, world_size: int) -> TransportError | None:
+    def _join_as_source(self, store: Any, world_size: int) -> SessionError | None:
         try:
             self._group = Group(store, self._name, 0, world_size, self._timeout_s, self._host)
         except RuntimeError as error:
-            return TransportError(f"broadcast group {self._name} did not come together: {error}")
+            return SessionError("transport", f"broadcast group {self._name} did not come together: {error}")
         return None
 
     def deliver(self, pool: Executor, staged: StagedBucket, sinks: Mapping[str, ReceiverSink]) -> Results:
@@ -186,19 +186,13 @@ class GlooTransport:
     def _broadcast(self, pool: Executor, staged: StagedBucket, ready: Mapping[str, ReceiverSink]) -> Results:
         assert self._group is not None
         going = fan_out(pool, ready, lambda sink: sink.proceed(go=True))
-        failure: WeightSyncError | None = None
         try:
             self._group.broadcast(staged.place)
-        except TransportError as error:
-            failure = error
+        except TransportError:
             self._disband()  # closes the connections that members still wait on
         waiting = {key: sink for key, sink in ready.items() if not isinstance(going[key], WeightSyncError)}
         answers = fan_out(pool, waiting, lambda sink: sink.finish_bucket())
-        results: dict[str, str | WeightSyncError] = {}
-        for key in ready:
-            answer = answers.get(key, going[key])
-            results[key] = answer if answer is not None else failure or TransportError("no answer")
-        return results
+        return {key: answers.get(key) or going[key] or TransportError("no answer came") for key in ready}
 
     def _disband(self) -> None:
         self._group = None
