@@ -9,16 +9,18 @@ Shapes: N packed tokens, H query heads, G key/value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
+from miles_trainer.errors import ModelError
 from miles_trainer.protocols import Numerics
 
 ATTENTION_NAME = "miles_trainer_packed"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
 
 
 def packed_attention(
@@ -30,9 +32,13 @@ def packed_attention(
     scaling: float | None = None,
     segment_bounds: Sequence[int] = (),
     numerics: Numerics | None = None,
-    **_: Any,
+    **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each segment; returns [1, N, H, D]. Signature of transformers' attention functions."""
+    """Causal attention within each segment; returns [1, N, H, D]. Signature of transformers' attention functions.
+
+    Raises ModelError when the model asks for a feature that would change the result and is not here.
+    """
+    _refuse(features)
     scale = query_1HND.shape[-1] ** -0.5 if scaling is None else scaling
     bounds = list(segment_bounds) or [0, query_1HND.shape[2]]
     outputs = [
@@ -40,6 +46,12 @@ def packed_attention(
         for a, b in pairwise(bounds)
     ]
     return torch.cat(outputs)[None], None
+
+
+def _refuse(features: Mapping[str, Any]) -> None:
+    wanted = [name for name in UNSUPPORTED if features.get(name) is not None]
+    if wanted:
+        raise ModelError(f"the model's attention uses {', '.join(wanted)}, which this release does not have")
 
 
 def _attend(

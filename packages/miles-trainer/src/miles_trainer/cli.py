@@ -60,7 +60,8 @@ def read_config(path: Path | None) -> TrainerConfig:
 @contextmanager
 def opened_trainer(config: TrainerConfig, model: Path, ranks: Ranks) -> Iterator[Trainer]:
     """A trainer on one thread; heavy imports happen here and not for `--help`."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if ranks.init_method is not None and "//127." in ranks.init_method:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     from transformers.utils import logging
 
@@ -188,10 +189,10 @@ def export(
         trainer.export(dtype).save_hf(out)
 
 
-def main() -> None:
-    """Entry point: one line for a known error, exit code 1."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: one line for a known error, exit code 1. `arguments` default to those of the process."""
     try:
-        app()
+        app(arguments, result_action="return_none")
     except TrainerError as error:
         print(f"miles-trainer: {error}", file=sys.stderr)
         raise SystemExit(1) from None

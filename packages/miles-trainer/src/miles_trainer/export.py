@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -95,22 +96,28 @@ class HfWeights:
             yield unit
 
     def save_hf(self, path: Path, *, shard_bytes: int = 4 << 30) -> None:
-        """Write a folder that plain transformers loads; tensor bytes equal those of `units`. Collective."""
+        """Write a folder that plain transformers loads; tensor bytes equal those of `units`. Collective.
+
+        Raises ExportError on the source rank when writing failed, RankError on the others.
+        """
         folder = Path(path)
-        error: OSError | SafetensorError | None = None
+        error: ExportError | None = None
         writer = _HfWriter(folder, shard_bytes) if self._group.rank == 0 else None
         for unit in self.units():
             if writer is not None and error is None:
-                try:
-                    writer.add(unit)
-                except (OSError, SafetensorError) as failed:
-                    error = failed
+                error = _attempt(partial(writer.add, unit), folder)
         if writer is not None and error is None:
-            try:
-                writer.finish(self._backend.module, self._model_dir, self._dtype)
-            except (OSError, SafetensorError) as failed:
-                error = failed
+            error = _attempt(partial(writer.finish, self._backend.module, self._model_dir, self._dtype), folder)
         self._group.agree(error, f"write {folder}")
+
+
+def _attempt(write: Callable[[], None], folder: Path) -> ExportError | None:
+    """Run one write; its failure is returned, for the ranks to agree on once the collectives are through."""
+    try:
+        write()
+    except (OSError, SafetensorError) as error:
+        return ExportError(f"{folder} could not be written: {error}")
+    return None
 
 
 def _shape_only(parameter: torch.Tensor) -> torch.Tensor:
@@ -153,7 +160,6 @@ class _HfWriter:
     """Writes shards as they fill, then the index and the companions of the weights."""
 
     def __init__(self, folder: Path, shard_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._shard_bytes = folder, shard_bytes
         self._open: dict[str, torch.Tensor] = {}
         self._shards: list[list[str]] = []
@@ -173,6 +179,7 @@ class _HfWriter:
 
     def _flush(self) -> None:
         if self._open:
+            self._folder.mkdir(parents=True, exist_ok=True)
             save_file(self._open, self._part(len(self._shards)), metadata={"format": "pt"})
             self._shards.append(list(self._open))
             self._total_bytes += self._bytes

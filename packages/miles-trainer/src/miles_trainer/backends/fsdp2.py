@@ -7,10 +7,8 @@ Shapes: M trained tokens of a micro-batch, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,15 +20,8 @@ from miles_trainer.config import FsdpConfig, OptimizerConfig
 from miles_trainer.distributed import RankGroup
 from miles_trainer.errors import ModelError
 from miles_trainer.micro_batch import MicroBatch
+from miles_trainer.optim import UpdateOutcome, build_adamw, clipped_update
 from miles_trainer.protocols import Numerics
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateOutcome:
-    """`grad_norm` before clipping; `applied` is False when it was not finite and nothing was changed."""
-
-    grad_norm: float
-    applied: bool
 
 
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, config: FsdpConfig) -> torch.nn.Module:
@@ -96,13 +87,7 @@ class Fsdp2Backend:
         self.parameters = dict(self.packed.module.named_parameters())
         if not self.parameters:
             raise ModelError("the model has no parameters to train")
-        self.optimizer = torch.optim.AdamW(
-            list(self.parameters.values()),
-            lr=optimizer.learning_rate,
-            betas=(optimizer.beta1, optimizer.beta2),
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-        )
+        self.optimizer = build_adamw(self.parameters.values(), optimizer)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -124,15 +109,7 @@ class Fsdp2Backend:
         """Clip the gradients to the norm bound and step AdamW; on a non-finite norm change nothing. Gradients are
         cleared.
         """
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = full(torch.nn.utils.get_total_norm(gradients))
-        applied = math.isfinite(float(norm))
-        if applied:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self._options.clip_grad_norm, norm)
-            self.optimizer.param_groups[0]["lr"] = learning_rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return UpdateOutcome(float(norm), applied)
+        return clipped_update(self.optimizer, clip_grad_norm=self._options.clip_grad_norm, learning_rate=learning_rate)
 
     def moments(self) -> dict[str, dict[str, torch.Tensor]]:
         """AdamW's `exp_avg` and `exp_avg_sq` by parameter name, sharded; empty before the first step."""

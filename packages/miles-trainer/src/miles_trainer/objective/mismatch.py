@@ -59,7 +59,7 @@ def mismatch(
         return masked_mean_by_sample(values_M, mask_M, sample_index_M, n_samples)[kept_S]
 
     log_ppl_trainer_S, log_ppl_rollout_S = -per_sample(trainer_M), -per_sample(rollout_M)
-    difference_S = log_ppl_rollout_S - log_ppl_trainer_S
+    difference_S = log_ppl_trainer_S - log_ppl_rollout_S
     sums_S = sum_by_sample(gap_M, sample_index_M, n_samples)[kept_S]
     ratio_M = gap_M.exp()[mask_M]
     return Mismatch(

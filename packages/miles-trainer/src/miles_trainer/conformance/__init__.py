@@ -1,0 +1,1 @@
+"""Golden vectors: computed through the public functions, compared exactly or within the stated tolerance."""
