@@ -8,6 +8,7 @@ trajectory, which this package does not look into.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -244,7 +245,8 @@ def _read_member(
     status, reward = raw.get("status"), raw.get("reward")
     if status not in _STATUSES:
         raise GroupFormatError(f"member {index} has the status {status!r}, not one of {sorted(_STATUSES)}")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+    if reward is not None and not is_number:
         raise GroupFormatError(f"member {index} has the reward {reward!r}")
     return MemberRecord(
         trajectories=tuple(_trajectory(index, part, entries, body) for part in range(count)),
