@@ -91,10 +91,11 @@ def test_two_continuations_of_one_turn_both_reuse_it(folder: Path) -> None:
     (one,) = engine.generate_sync([first])
     known = first.input_ids + one.output_ids
     branches = [
-        EngineRequest(known + prompt(seed, 30), SamplingParams(max_new_tokens=3, sampling_seed=seed)) for seed in (20, 21)
+        EngineRequest(known + prompt(seed, 30), SamplingParams(max_new_tokens=3, sampling_seed=seed))
+        for seed in (20, 21)
     ]
     replies = engine.generate_sync(branches)
-    assert [reply.cached_tokens for reply in replies] == [43, 43]
+    assert [reply.cached_tokens for reply in replies] == [43, 44]
     for request, reply in zip(branches, replies, strict=True):
         assert worst_difference(folder, request, reply) < 1e-5
 
@@ -133,9 +134,7 @@ def test_scoring_gives_the_logprobs_of_the_tail(folder: Path) -> None:
     (reply,) = engine.generate_sync([request])
     expected = fresh_logprobs(folder, ids)
     assert reply.input_logprobs is not None
-    np.testing.assert_allclose(
-        reply.input_logprobs, [float(expected[i, ids[i + 1]]) for i in range(29, 49)], atol=1e-5
-    )
+    np.testing.assert_allclose(reply.input_logprobs, [float(expected[i, ids[i + 1]]) for i in range(29, 49)], atol=1e-5)
     assert (reply.output_ids, reply.finish.type, reply.cached_tokens) == ((), "length", 29)
 
 

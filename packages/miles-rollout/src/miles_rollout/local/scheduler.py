@@ -125,7 +125,7 @@ class Scheduler:
         if promised < WORTH_WAITING_TOKENS:
             return False
         _, held = self._kv.table.match(sequence.tokens_T, (extra_key, version), limit)
-        return promised - held >= WORTH_WAITING_TOKENS
+        return held < promised
 
 
 def shared_prefix(left_T: NDArray[np.int32], right_T: NDArray[np.int32]) -> int:

@@ -144,13 +144,17 @@ class SteppedEngine:
 
 
 class RowByRowNumerics:
-    """The plainest batch-invariant numerics: one row a product, one query an attention over keys in fixed blocks."""
+    """The plainest batch-invariant numerics: one row a product, one query an attention over keys in fixed blocks.
+
+    silu goes row by row too: torch's CPU kernel computes the last elements of a tensor in another way than the others,
+    unless their number is a multiple of 32.
+    """
 
     block = 16
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        with _RowByRowLinear():
+        with _RowByRow():
             yield
 
     def attend(
@@ -180,11 +184,11 @@ class RowByRowNumerics:
         return torch.einsum("gjs,sgd->gjd", scores.softmax(-1), value).reshape(query_HD.shape)
 
 
-class _RowByRowLinear(TorchFunctionMode):
+class _RowByRow(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.nn.functional.linear:
+        if func not in (torch.nn.functional.linear, torch.nn.functional.silu):
             return func(*args, **(kwargs or {}))
-        x, weight, *rest = args
+        x, *rest = args
         rows_M = x.reshape(-1, x.shape[-1])
-        out = [func(rows_M[i : i + 1], weight, *rest, **(kwargs or {})) for i in range(len(rows_M))]
+        out = [func(rows_M[i : i + 1], *rest, **(kwargs or {})) for i in range(len(rows_M))]
         return torch.cat(out).reshape(*x.shape[:-1], -1) if out else func(*args, **(kwargs or {}))
