@@ -54,12 +54,14 @@ class LiveTable:
 
     def phase(self, text: str) -> None:
         """Say what the run does now, with the seconds since it began."""
-        self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {text}")
+        elapsed_s = time.monotonic() - self._started
+        self._console.print(f"[dim]{elapsed_s:6.1f} s[/dim]  {text}", soft_wrap=True)
 
     def row(self, metrics: Mapping[str, Any]) -> None:
         """Print a step."""
         if not self._header_printed:
-            self._console.print("[bold]" + "".join(f"{c.title:>{c.width}}" for c in COLUMNS) + "[/bold]")
+            titles = "".join(f"{column.title:>{column.width}}" for column in COLUMNS)
+            self._console.print(f"[bold]{titles}[/bold]", soft_wrap=True)
             self._header_printed = True
         self._console.print("".join(_cell(metrics, column) for column in COLUMNS), soft_wrap=True)
 

@@ -67,8 +67,7 @@ class TrainerRole:
         acknowledged = drop_acknowledgement(prompt_keys(buffers), self._settings.faults, step)
         metrics = {
             **report.metrics,
-            "identity/records_verified": batch.records,
-            "identity/expert_rows_verified": batch.expert_rows,
+            **batch.metrics(),
             "time/train_compute_s": time.monotonic() - began,
         }
         return {"metrics": metrics, "trained": acknowledged}, ()

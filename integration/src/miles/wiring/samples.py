@@ -17,12 +17,23 @@ class VerifiedBatch:
     samples: tuple[Sample, ...]
     records: int
     expert_rows: int
+    versions: int
+    mismatches: int
+
+    def metrics(self) -> dict[str, float]:
+        """The counts under their metric names."""
+        return {
+            "identity/records_verified": self.records,
+            "identity/expert_rows_verified": self.expert_rows,
+            "identity/versions_checked": self.versions,
+            "tito/mismatches": self.mismatches,
+        }
 
 
 def verified_batch(groups: Iterable[bytes]) -> VerifiedBatch:
     """Read group v1 bytes. Raises `TokenIdentityError` or `ExpertIdentityError` when a turn's record does not match its digest."""
     samples: list[Sample] = []
-    records = expert_rows = 0
+    records = expert_rows = versions = mismatches = 0
     for data in groups:
         group = loads_group(data)
         for index, member in enumerate(group.members):
@@ -30,9 +41,12 @@ def verified_batch(groups: Iterable[bytes]) -> VerifiedBatch:
                 verify_records(trajectory)
                 records += len(trajectory.turns)
                 expert_rows += len(trajectory.routed_experts.rows) if trajectory.routed_experts else 0
+                notes = trajectory.metadata.get("tito", {})
+                versions += len(trajectory.turns) if notes.get("version_bounds") == "checked" else 0
+                mismatches += len(notes.get("mismatches", ()))
                 rollout_id = f"{group.group_id}:{group.attempt}:{index}"
                 samples.append(sample_of(trajectory, str(group.group_id), rollout_id, member.reward))
-    return VerifiedBatch(tuple(samples), records, expert_rows)
+    return VerifiedBatch(tuple(samples), records, expert_rows, versions, mismatches)
 
 
 def sample_of(trajectory: Trajectory, group_id: str, rollout_id: str, reward: float | None) -> Sample:

@@ -1,0 +1,45 @@
+"""One fault for each identity, in the real loop with real processes: the run must stop with that identity's error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from miles.run_folder import read_jsonl
+from miles_rollout.errors import LedgerError
+from miles_tito import ExpertIdentityError, TokenIdentityError, VersionIdentityError
+from miles_weightsync import WeightIdentityError
+
+SABOTAGE = [
+    pytest.param("flip_token", 20, TokenIdentityError, "token_identity", id="one id changed in the session buffer"),
+    pytest.param("swap_experts", 20, ExpertIdentityError, "expert_identity", id="two experts swapped in the record"),
+    pytest.param("shift_version", 20, VersionIdentityError, "version_identity", id="one version label off by one"),
+    pytest.param("flip_weight_bit", 1, WeightIdentityError, "weight_identity", id="one bit of a weight after receipt"),
+    pytest.param("drop_ledger_entry", 1, LedgerError, "ledger", id="one prompt dropped from the ledger"),
+]
+
+
+@pytest.mark.parametrize(("kind", "after", "error", "code"), SABOTAGE)
+def test_the_run_stops_with_the_error_of_the_violated_identity(
+    run_tiny: Callable[..., Path], tmp_path: Path, kind: str, after: int, error: type[Exception], code: str
+) -> None:
+    fault: dict[str, Any] = {"kind": kind, "after": after}
+    with pytest.raises(error):
+        run_tiny(loop__steps=6, loop__evaluate=False, faults=[fault])
+    events = read_jsonl(tmp_path / "run" / "events.jsonl")
+    assert [event["code"] for event in events if event["kind"] == "failure"] == [code]
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "violated" in report
+
+
+def test_the_same_run_without_a_fault_ends_well(run_tiny: Callable[..., Path]) -> None:
+    folder = run_tiny(loop__steps=6, loop__evaluate=False)
+    steps = [row for row in read_jsonl(folder / "metrics.jsonl") if "reward/mean" in row]
+    assert len(steps) == 6
+    assert all(row["identity/records_verified"] > 0 for row in steps)
+    assert all(row["identity/expert_rows_verified"] > 0 for row in steps)
+    assert all(row["identity/tensors_verified"] > 0 for row in steps)
+    assert all(row["identity/versions_checked"] > 0 for row in steps)
+    assert "violated" not in (folder / "report.html").read_text()
