@@ -61,11 +61,16 @@ def install(package: Package, wheels: Mapping[str, Path], folder: Path) -> list[
     pip("install", "-q", "--no-compile", "-c", "constraints.txt", "--report", str(report), *map(str, given))
     installed = json.loads(report.read_text(encoding="utf-8"))["install"]
     for item in installed:
-        _require_own(package, item, folder)
+        require_own(package, item, folder)
     return [str(item["metadata"]["name"]).lower() for item in installed]
 
 
-def _require_own(package: Package, item: Mapping[str, Any], folder: Path) -> None:
+def require_own(package: Package, item: Mapping[str, Any], folder: Path) -> None:
+    """Check one item of pip's installation report.
+
+    Raises:
+        WheelError: it is a first-party name from elsewhere than `folder`, or another leaf that a leaf brought.
+    """
     name, address = item["metadata"]["name"], urlsplit(item["download_info"]["url"])
     if name not in _FIRST_PARTY:
         return
