@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from miles_trainer.config import OptimizerConfig
+from miles_trainer.conformance import more_losses
+from miles_trainer.conformance.arrays import Case, flat, flat_mask, gradient, index_of, leaf, ragged, vector
 from miles_trainer.errors import NotBuiltError
 from miles_trainer.objective.advantages import (
     grpo_advantages,
@@ -21,11 +23,8 @@ from miles_trainer.objective.kl import kl_estimate
 from miles_trainer.objective.logprob import entropy, tempered_log_softmax, token_logprobs
 from miles_trainer.objective.mismatch import effective_sample_size, mismatch
 from miles_trainer.objective.policy_loss import clipped_policy_loss, log_ratio, sequence_log_ratio
-from miles_trainer.objective.ragged import sample_index
 from miles_trainer.objective.token_terms import TermOptions, TokenInputs, supervised_loss, token_terms, total_loss
 from miles_trainer.optim import build_adamw, clipped_update
-
-Case = Mapping[str, Any]
 
 
 def compute(family: str, case: Case) -> dict[str, Any]:
@@ -35,38 +34,9 @@ def compute(family: str, case: Case) -> dict[str, Any]:
     return FAMILIES[family](case["options"], case["inputs"])
 
 
-def _flat(rows: Sequence[Sequence[float | None]]) -> torch.Tensor:
-    return _vector([value for row in rows for value in row])
-
-
-def _vector(values: Sequence[float | None]) -> torch.Tensor:
-    return torch.tensor([float("nan") if value is None else value for value in values], dtype=torch.float64)
-
-
-def _mask(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    return _flat(rows) > 0
-
-
-def _index(rows: Sequence[Sequence[Any]]) -> torch.Tensor:
-    return sample_index([len(row) for row in rows])
-
-
-def _ragged(values: torch.Tensor, rows: Sequence[Sequence[Any]]) -> list[list[float]]:
-    parts = torch.split(values.detach().double(), [len(row) for row in rows])
-    return [part.tolist() for part in parts]
-
-
-def _leaf(values: torch.Tensor) -> torch.Tensor:
-    return values.clone().requires_grad_()
-
-
-def _gradient(scalar: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(scalar, leaf)[0]
-
-
 def _aggregation(options: Case, inputs: Case) -> dict[str, Any]:
     rows = inputs["loss_masks"]
-    values, mask, index = _flat(inputs["per_token"]), _mask(rows), _index(rows)
+    values, mask, index = flat(inputs["per_token"]), flat_mask(rows), index_of(rows)
     samples, rollouts = list(range(len(rows))), inputs["rollout_ids"]
 
     def reduced(ids: Sequence[int], mode: Any, batch: float | None = None, constant: float | None = None) -> float:
@@ -109,29 +79,29 @@ def _estimator(name: str) -> Any:
 
 
 def _kl(options: Case, inputs: Case) -> dict[str, Any]:
-    logprobs = _leaf(_vector(inputs["log_probs"]))
-    old = _vector(inputs["old_log_probs"]) if options["use_unbiased_kl"] else None
+    logprobs = leaf(vector(inputs["log_probs"]))
+    old = vector(inputs["old_log_probs"]) if options["use_unbiased_kl"] else None
     estimator = _estimator(options["kl_loss_type"])
-    value = kl_estimate(logprobs, _vector(inputs["ref_log_probs"]), estimator, importance_old_M=old)
-    return {"kl": value.tolist(), "grad_sum_wrt_log_probs": _gradient(value.sum(), logprobs).tolist()}
+    value = kl_estimate(logprobs, vector(inputs["ref_log_probs"]), estimator, importance_old_M=old)
+    return {"kl": value.tolist(), "grad_sum_wrt_log_probs": gradient(value.sum(), logprobs).tolist()}
 
 
 def _logprob(options: Case, inputs: Case) -> dict[str, Any]:
-    logits = _leaf(torch.tensor(inputs["logits"], dtype=torch.float64))
+    logits = leaf(torch.tensor(inputs["logits"], dtype=torch.float64))
     log_softmax = tempered_log_softmax(logits, options["temperature"])
     chosen, spread = token_logprobs(log_softmax, torch.tensor(inputs["tokens"])), entropy(log_softmax)
     return {
         "log_probs": chosen.tolist(),
         "entropy": spread.tolist(),
         "grad_sum_log_probs_wrt_logits": torch.autograd.grad(chosen.sum(), logits, retain_graph=True)[0].tolist(),
-        "grad_sum_entropy_wrt_logits": _gradient(spread.sum(), logits).tolist(),
+        "grad_sum_entropy_wrt_logits": gradient(spread.sum(), logits).tolist(),
     }
 
 
 def _mismatch(options: Case, inputs: Case) -> dict[str, Any]:
     rows = inputs["loss_masks"]
-    trainer, rollout = _flat(inputs["train_log_probs"]), _flat(inputs["rollout_log_probs"])
-    mask, index = _mask(rows), _index(rows)
+    trainer, rollout = flat(inputs["train_log_probs"]), flat(inputs["rollout_log_probs"])
+    mask, index = flat_mask(rows), index_of(rows)
     found = mismatch(trainer, rollout, mask, index, len(rows))
     ess = effective_sample_size((trainer - rollout).exp(), mask, index, len(rows))
     return {
@@ -155,12 +125,10 @@ def _mismatch(options: Case, inputs: Case) -> dict[str, Any]:
 
 
 def _corrections(options: Case, inputs: Case) -> dict[str, Any]:
-    if options.get("correction") is not None:
-        raise NotBuiltError(f"not built: correction {options['correction']}")
-    mask, loss = _mask(inputs["loss_masks"]), _flat(inputs["pg_loss"])
-    ratio = importance_ratio(
-        _flat(inputs["train_log_probs"]), _flat(inputs["rollout_log_probs"]), torch.ones_like(mask)
-    )
+    if options.get("correction") == "opsm":
+        return more_losses.opsm(options, inputs)
+    mask, loss = flat_mask(inputs["loss_masks"]), flat(inputs["pg_loss"])
+    ratio = importance_ratio(flat(inputs["train_log_probs"]), flat(inputs["rollout_log_probs"]), torch.ones_like(mask))
     bounds = {"low": options["tis_clip_low"], "high": options["tis_clip"]}
     tis, pop = truncated_importance(ratio, **bounds), clip_or_pop(ratio, **bounds)
     return {
@@ -182,10 +150,10 @@ def _policy(options: Case, inputs: Case) -> dict[str, Any]:
 
 
 def _ppo(options: Case, inputs: Case) -> dict[str, Any]:
-    logprobs = _leaf(_vector(inputs["log_probs"]))
+    logprobs = leaf(vector(inputs["log_probs"]))
     found = clipped_policy_loss(
-        log_ratio(logprobs, _vector(inputs["old_log_probs"])),
-        _vector(inputs["advantages"]),
+        log_ratio(logprobs, vector(inputs["old_log_probs"])),
+        vector(inputs["advantages"]),
         clip_low=options["eps_clip"],
         clip_high=options["eps_clip_high"],
         dual_clip=options["eps_clip_c"],
@@ -194,27 +162,27 @@ def _ppo(options: Case, inputs: Case) -> dict[str, Any]:
         "loss": found.loss.tolist(),
         "clip_indicator": found.clipped.double().tolist(),
         "ratio": found.ratio.tolist(),
-        "grad_sum_wrt_log_probs": _gradient(found.loss.sum(), logprobs).tolist(),
+        "grad_sum_wrt_log_probs": gradient(found.loss.sum(), logprobs).tolist(),
     }
 
 
 def _gspo(options: Case, inputs: Case) -> dict[str, Any]:
     rows = inputs["loss_masks"]
-    mask, index = _mask(rows), _index(rows)
-    logprobs = _leaf(_flat(inputs["log_probs"]))
-    change = log_ratio(logprobs, _flat(inputs["old_log_probs"]), mask)
+    mask, index = flat_mask(rows), index_of(rows)
+    logprobs = leaf(flat(inputs["log_probs"]))
+    change = log_ratio(logprobs, flat(inputs["old_log_probs"]), mask)
     change = sequence_log_ratio(change, mask, index, len(rows))
     bounds = {"clip_low": options["eps_clip"], "clip_high": options["eps_clip_high"]}
-    found = clipped_policy_loss(change, _vector(inputs["sequence_advantages"])[index], **bounds)
+    found = clipped_policy_loss(change, vector(inputs["sequence_advantages"])[index], **bounds)
     weights = _sample_weights(mask, index, len(rows))
     total = (found.loss * weights).sum()
     starts = [sum(len(row) for row in rows[:i]) for i in range(len(rows))]
     return {
         "sequence_ratio": found.ratio[starts].tolist(),
-        "per_token_loss_masked": _ragged(torch.where(mask, found.loss, 0.0), rows),
+        "per_token_loss_masked": ragged(torch.where(mask, found.loss, 0.0), rows),
         "clip_indicator_per_sequence": found.clipped[starts].double().tolist(),
         "sum_of_sample_means": float(total.detach()),
-        "grad_of_sum_of_sample_means": _ragged(_gradient(total, logprobs), rows),
+        "grad_of_sum_of_sample_means": ragged(gradient(total, logprobs), rows),
     }
 
 
@@ -225,8 +193,8 @@ def _sample_weights(mask: torch.Tensor, index: torch.Tensor, n_samples: int) -> 
 
 def _full_step(options: Case, inputs: Case) -> dict[str, Any]:
     rows, tokens = inputs["loss_masks"], inputs["tokens"]
-    mask, index = _mask(rows), _index(rows)
-    logits = _leaf(torch.tensor(inputs["logits_packed"], dtype=torch.float64))
+    mask, index = flat_mask(rows), index_of(rows)
+    logits = leaf(torch.tensor(inputs["logits_packed"], dtype=torch.float64))
     log_softmax = tempered_log_softmax(
         logits[_prediction_rows(tokens, inputs["prompt_lengths"])], options["temperature"]
     )
@@ -236,10 +204,10 @@ def _full_step(options: Case, inputs: Case) -> dict[str, Any]:
     given = TokenInputs(
         logprobs=logprobs,
         entropy=entropy(log_softmax),
-        old=_flat(inputs["old_log_probs"]),
-        rollout=_flat(inputs["rollout_log_probs"]),
-        reference=_flat(inputs["ref_log_probs"]) if options["kl_loss_coef"] else None,
-        advantages=_vector(inputs["sequence_advantages"])[index],
+        old=flat(inputs["old_log_probs"]),
+        rollout=flat(inputs["rollout_log_probs"]),
+        reference=flat(inputs["ref_log_probs"]) if options["kl_loss_coef"] else None,
+        advantages=vector(inputs["sequence_advantages"])[index],
         mask=mask,
         sample_index=index,
         n_samples=len(rows),
@@ -252,8 +220,8 @@ def _full_step(options: Case, inputs: Case) -> dict[str, Any]:
         "pg_loss": float((terms.policy * weights).sum().detach()),
         "entropy": float((terms.entropy * weights).sum().detach()),
         "ppo_kl": float((-log_ratio(logprobs.detach(), given.old, mask) * weights).sum()),
-        "logits_grad": _gradient(loss, logits).tolist(),
-        "log_probs": _ragged(logprobs, rows),
+        "logits_grad": gradient(loss, logits).tolist(),
+        "log_probs": ragged(logprobs, rows),
     }
     return result | ({} if terms.kl is None else {"kl_loss": float((terms.kl * weights).sum().detach())})
 
@@ -280,7 +248,7 @@ def _term_options(options: Case) -> TermOptions:
 
 
 def _optimizer(options: Case, inputs: Case) -> dict[str, Any]:
-    parameter = torch.nn.Parameter(_vector(inputs["params"]))
+    parameter = torch.nn.Parameter(vector(inputs["params"]))
     settings = OptimizerConfig(
         learning_rate=options["lr"],
         beta1=options["beta1"],
@@ -290,8 +258,8 @@ def _optimizer(options: Case, inputs: Case) -> dict[str, Any]:
     )
     adamw = build_adamw([parameter], settings)
     values, norms = [], []
-    for gradient in inputs["grads"]:
-        parameter.grad = _vector(gradient)
+    for row in inputs["grads"]:
+        parameter.grad = vector(row)
         norms.append(
             clipped_update(adamw, clip_grad_norm=options["clip_grad"], learning_rate=settings.learning_rate).grad_norm
         )
@@ -305,7 +273,11 @@ def _optimizer(options: Case, inputs: Case) -> dict[str, Any]:
     }
 
 
-POLICIES: Mapping[str, Callable[[Case, Case], dict[str, Any]]] = {"ppo_clip": _ppo, "gspo": _gspo}
+POLICIES: Mapping[str, Callable[[Case, Case], dict[str, Any]]] = {
+    "ppo_clip": _ppo,
+    "gspo": _gspo,
+    **more_losses.POLICIES,
+}
 
 FAMILIES: Mapping[str, Callable[[Case, Case], dict[str, Any]]] = {
     "aggregation": _aggregation,
@@ -318,4 +290,5 @@ FAMILIES: Mapping[str, Callable[[Case, Case], dict[str, Any]]] = {
     "optimizer": _optimizer,
     "policy_loss": _policy,
     "robustness": _full_step,
+    **more_losses.FAMILIES,
 }
