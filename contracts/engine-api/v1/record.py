@@ -1,7 +1,7 @@
 """Record requests and replies of the real local engine on a tiny model, or check that they still look the same.
 
     python contracts/engine-api/v1/record.py            write exchanges.json
-    python contracts/engine-api/v1/record.py --check    compare structure and tokens' own consistency; exit 1 on a difference
+    python contracts/engine-api/v1/record.py --check    compare structure and digests; exit 1 on a difference
 
 Numbers depend on the machine's arithmetic, so the check compares names, types and codes, and the digests of what was
 recorded with its own tokens.
@@ -30,6 +30,7 @@ from miles_rollout.server.app import create_engine_app
 HERE = Path(__file__).parent
 TOKEN = "control-token"
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100]
+LETTERS = list("abcdefghijklmnopqrstuvwxyz0123456789")
 MACHINE_FIELDS = {"e2e_latency": 0.0, "model_path": "MODEL_DIR", "tokenizer_path": "MODEL_DIR"}
 
 
@@ -62,7 +63,7 @@ def script() -> list[tuple[str, str, str, dict[str, Any] | None]]:
             "stop_string",
             "POST",
             "/generate",
-            generate_body({"max_new_tokens": 64, "sampling_seed": 1, "stop": ["e", "a"]}),
+            generate_body({"max_new_tokens": 128, "sampling_seed": 1, "stop": LETTERS}),
         ),
         ("scoring", "POST", "/generate", generate_body({"max_new_tokens": 0, "temperature": 0.0}, logprob_start_len=8)),
         ("without_logprobs", "POST", "/generate", generate_body(seeded, return_logprob=False)),
