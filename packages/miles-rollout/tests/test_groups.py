@@ -118,8 +118,8 @@ def test_round_trip(group: Group) -> None:
     data = dumps_group(group, FakeCodec())
     record = loads_group(data)
     assert dumps_group(record.decode(FakeCodec()), FakeCodec()) == data
-    assert [member.trajectories for member in record.decode(FakeCodec()).members] == [
-        member.trajectories for member in group.members
+    assert [member.oldest_version for member in record.decode(FakeCodec()).members] == [
+        member.oldest_version for member in group.members
     ]
 
 

@@ -1,4 +1,4 @@
-"""The append-only record of a run, `events.jsonl`: one JSON object a line, on disk when `append` returns.
+"""The append-only record of a run, `events.jsonl`: one JSON object a line, handed to the system when `append` returns.
 
 Every line has `t` (seconds since 1970) and `kind`. The kinds this package writes:
 

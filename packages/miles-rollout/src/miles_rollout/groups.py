@@ -14,9 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-import numpy as np
-from safetensors.numpy import save
-
 from miles_rollout.data.prompts import PromptKey
 from miles_rollout.errors import GroupFormatError
 from miles_rollout.protocols import Trajectory, TrajectoryCodec, TrajectoryStatus
@@ -151,8 +148,19 @@ def dumps_group(group: Group, codec: TrajectoryCodec) -> bytes:
         for m, member in enumerate(group.members)
         for t, trajectory in enumerate(member.trajectories)
     }
-    tensors = {name: np.frombuffer(body, np.uint8) for name, body in bodies.items()}
-    return bytes(save(tensors, metadata={"format": GROUP_FORMAT, "group": text}))
+    return _write_container(bodies, {"format": GROUP_FORMAT, "group": text})
+
+
+def _write_container(bodies: Mapping[str, bytes], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file. The library's own writer puts metadata in an order that changes from call to call."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    position = 0
+    for name, body in bodies.items():
+        header[name] = {"dtype": "U8", "shape": [len(body)], "data_offsets": [position, position + len(body)]}
+        position += len(body)
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((struct.pack("<Q", len(text)), text, *bodies.values()))
 
 
 def _member_header(member: Member) -> dict[str, Any]:
@@ -242,7 +250,8 @@ def _read_member(
     count = _integer(raw, "trajectories")
     if count > len(entries):
         raise GroupFormatError(f"member {index} claims {count} trajectories; the file holds {len(entries)}")
-    status, reward = raw.get("status"), raw.get("reward")
+    status: Any = raw.get("status")
+    reward = raw.get("reward")
     if status not in _STATUSES:
         raise GroupFormatError(f"member {index} has the status {status!r}, not one of {sorted(_STATUSES)}")
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)

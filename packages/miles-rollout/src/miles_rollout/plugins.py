@@ -20,7 +20,7 @@ def load_function(path: str, parameters: Sequence[str], *, kind: str) -> Callabl
         PluginError: nothing is there, it cannot be called, or its signature does not fit; the message has the
             expected signature.
     """
-    function = _import(path, kind) if ":" in path or "." in path else _entry_point(path, kind)
+    function: Callable[..., Any] = _import(path, kind) if ":" in path or "." in path else _entry_point(path, kind)
     check_signature(function, parameters, name=path, kind=kind)
     return function
 

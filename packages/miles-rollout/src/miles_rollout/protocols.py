@@ -72,7 +72,7 @@ class SessionClient(Protocol):
 
 
 Agent = Callable[..., Awaitable[Mapping[str, Any] | None]]
-"""`async run(base_url, prompt, request_kwargs, metadata, **kwargs) -> dict | None`: speaks OpenAI chat to a session URL."""
+"""`async run(base_url, prompt, request_kwargs, metadata) -> dict | None`: speaks OpenAI chat to a session URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class PortDescription:
 
 @runtime_checkable
 class WeightPort(Protocol):
-    """The engine's weights, offered to a receiver in the engine process. Thread-safe; each call returns when it is done.
+    """The engine's weights, offered to a receiver in the engine process. Thread-safe; a call returns when it is done.
 
     No request sees a version between `begin` and `commit`: the engine generates only when it is not paused.
     """
@@ -153,7 +153,7 @@ class WeightPort(Protocol):
     def begin(self, session: str, target_version: int) -> None: ...
 
     def load(self, tensors: Mapping[str, WireTensor]) -> None:
-        """Store one load unit. Unknown names, dtypes and shapes are errors that name the tensor; nothing is stored then."""
+        """Store one load unit. Unknown names, dtypes and shapes are errors that name the tensor; nothing is stored."""
         ...
 
     def read(self, name: str) -> memoryview:
@@ -188,7 +188,7 @@ class WeightFormat(Protocol):
 
 
 class Numerics(Protocol):
-    """How a forward pass computes. The batch-invariant implementation makes a token's numbers independent of its neighbours."""
+    """How a forward pass computes. The batch-invariant one makes a token's numbers independent of its neighbours."""
 
     def forward(self) -> AbstractContextManager[None]:
         """Entered around each forward of the model."""
@@ -202,7 +202,7 @@ class Numerics(Protocol):
         first_position: int,
         scale: float,
     ) -> torch.Tensor:
-        """Causal attention of one sequence, [Q, H, D]: query i stands at `first_position + i` and sees keys 0 … that position."""
+        """Causal attention of one sequence, [Q, H, D]: query i stands at `first_position + i`, sees keys up to there."""
         ...
 
 

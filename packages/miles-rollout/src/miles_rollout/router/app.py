@@ -102,6 +102,7 @@ class _Router:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for url in self._config.workers:
             self._fleet.add(check_url(url))
+        await self._monitor.probe_all()
         watch = asyncio.create_task(self._monitor.watch())
         try:
             yield

@@ -24,10 +24,10 @@ class HealthMonitor:
         self._config = config
 
     async def watch(self) -> None:
-        """Probe all engines at every interval, until cancelled."""
+        """Probe all engines after every interval, until cancelled."""
         while True:
-            await self.probe_all()
             await asyncio.sleep(self._config.health_interval_s)
+            await self.probe_all()
 
     async def probe_all(self) -> None:
         await asyncio.gather(*(self.probe(engine) for engine in self._fleet))
