@@ -30,7 +30,7 @@ class RpcConfig(_Section):
     lock_wait_s: float = Field(
         default=120.0, ge=0, description="How long taking an engine's update lock is tried again."
     )
-    flush_timeout_s: float = Field(default=60.0, gt=0, description="How long flushing the prefix cache is tried again.")
+    flush_timeout_s: float = Field(default=60.0, ge=0, description="How long flushing the prefix cache is tried again.")
 
 
 class LockConfig(_Section):

@@ -157,6 +157,8 @@ class SinkFleet:
         committed = (description.version, description.manifest) == (manifest.version, manifest.digest)
         if committed:
             self.errors.pop(engine, None)
+        else:
+            self._quarantine(engine, self.errors[engine])
         return committed
 
     def resume(self, engines: Sequence[str]) -> Verdicts:

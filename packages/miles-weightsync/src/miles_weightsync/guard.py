@@ -243,7 +243,7 @@ class WeightGuard:
         names = diff_manifests(sent, stored).names
         message = (
             f"engine {self._engine_id} stores other bytes than were sent in {len(names)} of {len(sent.tensors)} "
-            f" tensors ({shown(names)}): it is poisoned and needs a full install"
+            f"tensors ({shown(names)}): it is poisoned and needs a full install"
         )
         self._poison_port(message)
         return WeightIdentityError(message, names, self._engine_id)

@@ -182,7 +182,7 @@ def _raise_if_failed(report: UpdateReport) -> None:
     for error in errors:
         if isinstance(error, (NameSetError, TensorError, WeightIdentityError)):
             raise error
-    first = next(engine for engine in report.engines if engine.error is not None)
+    first = next((engine for engine in report.engines if engine.error is not None), report.engines[0])
     states = ", ".join(f"{e.engine_id} {e.state} in {e.phase}: {e.error}" for e in report.engines if e.error)
     message = f"version {report.version} reached no engine ({states}): repair or restart the engines and publish again"
     raise UpdateFailedError(message, first.engine_id, first.phase) from first.error

@@ -54,7 +54,7 @@ class ReceiverSink:
 
     Connects on first use. Calls raise what the engine answered (SessionError, LockError, WeightIdentityError,
     AuthError), EngineUnreachableError, or TransportError and RpcTimeoutError when the answer did not come; after these
-    two the next call connects anew. Thread-safe; one call at a time.
+    two the next call connects anew. Use as a context manager, or call `close`. Thread-safe; one call at a time.
     """
 
     def __init__(self, address: str, token: str, *, timeout_s: float = 120.0, connect_timeout_s: float = 5.0) -> None:
@@ -81,7 +81,11 @@ class ReceiverSink:
                 raise EngineUnreachableError(f"no receiver answers at {self.address}: {error}") from None
             self._channel = Channel(sock)
             self.generation += 1
-            self._call(messages.Hello(token=self._token, owner=self._owner))
+            try:
+                self._call(messages.Hello(token=self._token, owner=self._owner))
+            except WeightSyncError:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Disconnect."""
@@ -89,6 +93,12 @@ class ReceiverSink:
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
+
+    def __enter__(self) -> ReceiverSink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def describe(self) -> RemoteDescription:
         """State, version, manifest digest and expected tensors."""
