@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from miles_rollout.local import EngineConfig, EngineReply, EngineRequest, SamplingParams
 from miles_rollout.local.engine import LocalEngine
@@ -58,3 +61,53 @@ def test_numerics_agree_with_the_plain_kernels(moe_folder: Path) -> None:
     for one, other in zip(plain, fixed, strict=True):
         assert one.output_ids == other.output_ids
         np.testing.assert_allclose(one.output_logprobs, other.output_logprobs, atol=1e-5)
+
+
+@cache
+def alone(folder: Path, seed: int) -> EngineReply:
+    engine = LocalEngine(folder, EngineConfig(), numerics=RowByRowNumerics())
+    return engine.generate_sync([shared_prefix_request(seed)])[0]
+
+
+def shared_prefix_request(seed: int) -> EngineRequest:
+    """Two families of prompts that share 20 tokens, of different lengths."""
+    return replace(request(seed % 2, 20 + seed % 5, new=6), rid=str(seed))
+
+
+ACTIONS = st.lists(
+    st.one_of(st.integers(0, 5), st.sampled_from(["step", "step", "retract", "in_place", "abort", "flush"])),
+    max_size=25,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ACTIONS, st.sampled_from([(16, 64), (2, 0)]), st.sampled_from([4, 512]))
+def test_no_order_of_events_changes_a_bit(
+    moe_folder: Path, actions: list[int | str], rows: tuple[int, int], chunk: int
+) -> None:
+    config = EngineConfig(max_running=rows[0], cache_rows=rows[1], prefill_chunk=chunk, token_budget=24)
+    engine = SteppedEngine(moe_folder, config, RowByRowNumerics())
+    added: set[int] = set()
+    for action in actions:
+        if isinstance(action, int) and action not in added:
+            added.add(action)
+            engine.add(shared_prefix_request(action))
+        elif action == "step":
+            engine.step()
+        elif action == "abort":
+            engine.core.abort("5")
+        elif action in ("retract", "in_place", "flush"):
+            engine.port.pause("in_place" if action == "in_place" else "retract")
+            if action == "flush":
+                engine.port.flush()
+            engine.port.resume()
+    engine.finish()
+    assert engine.core.kv.table.held_rows == 0
+    for seed in added:
+        reply, expected = engine.reply(str(seed)), alone(moe_folder, seed)
+        n = len(reply.output_ids)
+        assert reply.finish.type == ("length" if n == 6 else "abort")
+        assert reply.output_ids == expected.output_ids[:n]
+        assert reply.output_logprobs.tobytes() == expected.output_logprobs[:n].tobytes()
+        if n == 6:
+            np.testing.assert_array_equal(reply.routed_experts, expected.routed_experts)

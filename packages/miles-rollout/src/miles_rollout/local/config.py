@@ -33,7 +33,8 @@ class EngineConfig(BaseModel):
     prefill_chunk: int = Field(default=512, ge=1, description="Prompt tokens of one request in one step at most.")
     token_budget: int = Field(default=2048, ge=1, description="Tokens of all requests in one step at most.")
     experts_implementation: Literal["eager", "grouped_mm", "batched_mm"] = Field(
-        default="eager", description="How transformers multiplies by the experts' matrices."
+        default="eager",
+        description="How transformers multiplies by the experts' matrices; batch-invariant numerics need eager.",
     )
     seed: int = Field(default=0, ge=0, description="Source of seeds for requests that bring none.")
     command_timeout_s: float = Field(

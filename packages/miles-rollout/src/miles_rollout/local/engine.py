@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from miles_rollout.local.config import EngineConfig
 from miles_rollout.local.core import EngineCore, EngineStats
-from miles_rollout.local.errors import EngineClosedError, EngineError
+from miles_rollout.local.errors import EngineClosedError, EngineError, EngineTimeoutError
 from miles_rollout.local.kv import RouteLayout
 from miles_rollout.local.loop import EngineLoop
 from miles_rollout.local.model import load_model
@@ -160,10 +160,14 @@ class LocalEngine:
         return await self.acall(lambda: self._core.abort(rid_prefix))
 
     async def acall(self, command: Callable[[], T]) -> T:
-        """Run `command` between two steps without blocking the event loop."""
-        return await asyncio.wait_for(
-            asyncio.wrap_future(self._loop.submit(command)), timeout=self.config.command_timeout_s
-        )
+        """Run `command` between two steps without blocking the event loop. Raises `EngineTimeoutError`."""
+        done = asyncio.wrap_future(self._loop.submit(command))
+        try:
+            async with asyncio.timeout(self.config.command_timeout_s):
+                return await done
+        except TimeoutError as error:
+            limit_s = self.config.command_timeout_s
+            raise EngineTimeoutError(f"the engine thread did not answer within {limit_s} s") from error
 
     def _add(self, request: EngineRequest, ended: Future[EngineReply]) -> None:
         try:
