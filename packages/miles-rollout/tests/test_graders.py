@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -137,6 +138,37 @@ async def test_a_killed_grader_takes_its_own_children_along(tmp_path: Path) -> N
         assert await graders.grade(request("child", file=str(file))) == Grade(0.0, "timeout")
     child = int(file.read_text())
     for _ in range(200):
+        if not alive(child):
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"process {child} is still there")
+
+
+ORPHAN = """
+import asyncio, os
+from miles_rollout import GraderPool, GradeRequest
+from miles_rollout.config import GraderConfig
+
+async def main():
+    pool = GraderPool(GraderConfig(timeout_s=1.0), "golden_graders:by_label")
+    await pool.start()
+    grade = await pool.grade(GradeRequest("p", "pid", [], {}, "completed"))
+    asyncio.create_task(pool.grade(GradeRequest("p", "compute", [], {}, "completed")))
+    await asyncio.sleep(0.3)
+    print(int(grade.reward), flush=True)
+    os._exit(1)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_grader_does_not_outlive_its_dead_parent() -> None:
+    command = [sys.executable, "-c", ORPHAN]
+    answer = await asyncio.to_thread(
+        subprocess.run, command, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    child = int(answer.stdout)
+    for _ in range(500):
         if not alive(child):
             return
         await asyncio.sleep(0.02)

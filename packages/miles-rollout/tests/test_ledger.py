@@ -17,7 +17,7 @@ from miles_rollout.errors import LedgerError
 from miles_rollout.history import check_history
 from miles_rollout.testing import FakeSessions, LabelGrader, MemoryEvents, run_virtual
 
-PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": "?"}], 1.0) for i in range(6)]
+PROMPTS = [Prompt(f"p{i}", [{"role": "user", "content": "?"}], 1.0) for i in range(200)]
 KEY = PromptKey("p0", 0)
 GROUP = Group("p0", 0, 0, 0, ())
 
@@ -126,19 +126,31 @@ class Faulty:
 def test_every_prompt_of_every_epoch_settles_exactly_once(
     seed: int, rate: float, policy: str, unused: str, limit: int, accept: str | None, restarts: int
 ) -> None:
-    run_virtual(run_epochs(seed, rate, policy, unused, limit, accept, restarts))
+    run_virtual(run_epochs(seed, rate, policy, unused, limit, accept, restarts, PROMPTS[:6]))
+
+
+@pytest.mark.parametrize("policy", ["discard", "admit"])
+def test_two_hundred_prompts_three_epochs_and_two_restarts_settle_exactly_once(policy: str) -> None:
+    run_virtual(run_epochs(11, 0.1, policy, "retry", 1, None, 2, PROMPTS))
 
 
 async def run_epochs(
-    seed: int, rate: float, policy: str, unused: str, limit: int, accept: str | None, restarts: int
+    seed: int,
+    rate: float,
+    policy: str,
+    unused: str,
+    limit: int,
+    accept: str | None,
+    restarts: int,
+    prompts: list[Prompt],
 ) -> None:
-    """Three epochs over six prompts, cut into lives by restarts from the frontier; the ledger closes at each step."""
+    """Three epochs over the prompts, cut into lives by restarts from the frontier; the ledger closes at each step."""
     data = DataConfig(shuffle=True, seed=seed % 100, epochs=3)
     outcomes: list[tuple[PromptKey, str]] = []
     frontier, versions = None, [0]
     for life in range(restarts + 1):
         events = MemoryEvents()
-        source = PromptSource(PROMPTS, data)
+        source = PromptSource(prompts, data)
         if frontier is not None:
             source.load_frontier(frontier)
         faulty = Faulty(seed + life, rate, lambda: versions[-1])
@@ -183,5 +195,5 @@ async def run_epochs(
             for event in events.events
             if event["kind"] == "settle"
         ]
-    assert sorted(key for key, _ in outcomes) == sorted(PromptKey(p.prompt_id, e) for p in PROMPTS for e in range(3))
+    assert sorted(key for key, _ in outcomes) == sorted(PromptKey(p.prompt_id, e) for p in prompts for e in range(3))
     assert faulty.sessions.open == {}

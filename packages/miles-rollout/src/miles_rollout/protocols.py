@@ -202,7 +202,7 @@ class Numerics(Protocol):
         first_position: int,
         scale: float,
     ) -> torch.Tensor:
-        """Causal attention of one sequence, [Q, H, D]: query i stands at `first_position + i`, sees keys up to there."""
+        """Causal attention of one sequence, [Q, H, D]: query i is at `first_position + i`, sees keys up to there."""
         ...
 
 

@@ -22,7 +22,7 @@ from miles_rollout.graders.framing import pack, read_blocking
 from miles_rollout.plugins import load_function
 from miles_rollout.protocols import Grade, GradeRequest
 
-GRACE_S = 5.0
+GRACE_S = 2.0
 
 
 def main(arguments: list[str]) -> int:
