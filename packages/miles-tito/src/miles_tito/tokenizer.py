@@ -71,6 +71,10 @@ class Tokenizer:
         backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
         return cls(backend)
 
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` into `folder`, which must exist."""
+        (Path(folder) / "tokenizer.json").write_text(self._backend.to_str(), encoding="utf-8")
+
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
