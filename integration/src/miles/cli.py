@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from miles.layers import Resolved, Setting
 
 app = cyclopts.App(name="miles", help="Reinforcement-learning post-training that can be trusted token by token.")
 config_app = cyclopts.App(name="config", help="Look at a configuration before a run.")
@@ -18,8 +22,8 @@ app.command(config_app)
 RECIPES = Path(__file__).parent / "recipes"
 
 Overrides = Annotated[
-    tuple[str, ...],
-    Parameter(allow_leading_hyphen=True, show=False, help="options of the configuration, as --section.option VALUE"),
+    str,
+    Parameter(allow_leading_hyphen=True, help="options of the configuration, as --section.option VALUE"),
 ]
 
 
@@ -107,14 +111,14 @@ def _split(arguments: tuple[str, ...]) -> tuple[list[Path], tuple[str, ...]]:
     return [Path(text) for text in arguments[:first_option]], arguments[first_option:]
 
 
-def _resolved(recipes: list[Path], overrides: tuple[str, ...], settings=()):  # type: ignore[no-untyped-def]
+def _resolved(recipes: list[Path], overrides: tuple[str, ...], settings: Sequence[Setting] = ()) -> Resolved:
     from miles.layers import from_arguments, from_environment, from_file, resolve
 
     layers = [setting for recipe in recipes for setting in from_file(recipe)]
     return resolve([*layers, *from_environment(os.environ), *settings, *from_arguments(overrides)])
 
 
-def _train(recipes: list[Path], settings, overrides: tuple[str, ...], out: Path | None) -> int:  # type: ignore[no-untyped-def]
+def _train(recipes: list[Path], settings: Sequence[Setting], overrides: tuple[str, ...], out: Path | None) -> int:
     resolved = _resolved(recipes, overrides, settings)
     from miles.run import run_training
     from miles.run_folder import default_run_root

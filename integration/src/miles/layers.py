@@ -134,7 +134,8 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(_literal(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_literal(item)}" for key, item in value.items() if item is not None) + "}"
-    return json.dumps(value)
+    # TOML's basic strings are JSON's, but for surrogate escapes and a raw DEL
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _put(tree: dict[str, Any], setting: Setting) -> None:

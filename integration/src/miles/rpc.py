@@ -151,7 +151,11 @@ class RoleClient:
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._streams is None:
             reader, writer = await asyncio.open_connection(*self._address)
-            self._result(await _exchange(reader, writer, Frame({"token": self._token})))
+            try:
+                self._result(await _exchange(reader, writer, Frame({"token": self._token})))
+            except BaseException:
+                writer.close()
+                raise
             self._streams = (reader, writer)
         return self._streams
 

@@ -33,6 +33,7 @@ async def run_training(resolved: Resolved, root: Path, view: View | None = None)
     A violated identity or a failed role is raised after the roles have ended and the report, which names it, was written.
     """
     view = view or LiveTable()
+    check_model(resolved.config)
     folder = RunFolder(root)
     task = load_task(resolved.config)
     source = load_source(resolved.config, task)
@@ -90,11 +91,15 @@ async def run_watched(work: Coroutine[Any, Any, None], fleet: Fleet) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
+def check_model(config: RunConfig) -> None:
+    """Raise `ConfigError` when `model.path` is no Hugging Face folder."""
+    if config.model.path is not None and not (config.model.path / "config.json").is_file():
+        raise ConfigError(f"model.path {config.model.path} is no Hugging Face folder: it has no config.json")
+
+
 async def model_folder(config: RunConfig, view: View) -> Path:
     """The Hugging Face folder to start from; the toy is made here when none is given."""
     if config.model.path is not None:
-        if not (config.model.path / "config.json").is_file():
-            raise ConfigError(f"model.path {config.model.path} is no Hugging Face folder: it has no config.json")
         return config.model.path
     from miles.toy import ToyRecipe, toy_folder
 
