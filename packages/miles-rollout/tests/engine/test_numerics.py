@@ -32,7 +32,7 @@ def test_alone_and_in_any_batch_the_bits_are_equal(moe_folder: Path) -> None:
     (alone,) = LocalEngine(moe_folder, EngineConfig(), numerics=RowByRowNumerics()).generate_sync([wanted])
     neighbours = [request(seed, 5 * seed % 37 + 1) for seed in range(2, 9)]
     for config in (EngineConfig(), EngineConfig(prefill_chunk=5, token_budget=12), EngineConfig(max_running=3)):
-        for position in (0, 3, 7):
+        for position in (0, 4):
             batch = [*neighbours[:position], wanted, *neighbours[position:]]
             engine = LocalEngine(moe_folder, config, numerics=RowByRowNumerics())
             assert_identical(engine.generate_sync(batch)[position], alone)
@@ -80,7 +80,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ACTIONS, st.sampled_from([(16, 64), (2, 0)]), st.sampled_from([4, 512]))
 def test_no_order_of_events_changes_a_bit(
     moe_folder: Path, actions: list[int | str], rows: tuple[int, int], chunk: int

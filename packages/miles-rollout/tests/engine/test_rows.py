@@ -26,7 +26,7 @@ class Model:
         self.keys: dict[int, str] = {}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_a_reused_prefix_holds_the_same_tokens_of_one_version(steps: list[tuple[str, list[int], int]]) -> None:
     table, model, version = RowTable(4, MAX_LEN), Model(4), 0
