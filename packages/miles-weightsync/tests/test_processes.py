@@ -110,7 +110,7 @@ def test_a_killed_publisher_leaves_no_half_version_in_service(
 ) -> None:
     floats = {name: array for name, array in arrays.items() if array.dtype == "float32"}
     wire = {name: as_wire(array) for name, array in floats.items()}
-    engine = start_engine(tensors=wire, receiver={"session_timeout_s": 1.0, "shm_dir": tmp_path})
+    engine = start_engine(tensors=wire, receiver={"session_timeout_s": 2.0, "shm_dir": tmp_path})
     options = {
         "arrays": [[name, list(array.shape)] for name, array in floats.items()],
         "shm_dir": str(tmp_path),

@@ -165,7 +165,7 @@ def test_late_reordered_and_changed_buckets_are_refused(start_engine: Callable[.
 
 
 def test_the_token_of_a_publisher_that_lost_the_lock_is_fenced(start_engine: Callable[..., Any], halves: Any) -> None:
-    engine = start_engine(receiver={"session_timeout_s": 0.3, "lock": {"lease_s": 60}})
+    engine = start_engine(receiver={"session_timeout_s": 1.0, "lock": {"lease_s": 60}})
     old, new = engine.sink(), engine.sink()
     _begin(old, 2)
     frame, digest = _bucket("s1", 0, halves[0])
@@ -247,7 +247,7 @@ def test_a_frame_is_judged_by_its_first_bytes(start_engine: Callable[..., Any], 
 def test_a_frame_cut_by_a_lost_connection_changes_nothing(
     start_engine: Callable[..., Any], tensors: Any, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    engine = start_engine(receiver={"session_timeout_s": 0.3})
+    engine = start_engine(receiver={"session_timeout_s": 1.0})
     sink = engine.sink()
     _begin(sink, 1)
     frame, digest = _bucket("s1", 0, tensors)
