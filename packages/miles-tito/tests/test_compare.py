@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from miles_tito import Comparator, Family, Tokenizer
@@ -78,3 +81,14 @@ def test_blocks_and_divergence_are_named(comparator: Comparator, tokenizer: Toke
     (found,) = comparator.compare_text(TEXT, tokenizer.encode(TEXT.replace("r<", "s<")))
     assert found.block_index == 2
     assert "'r'" in found.detail
+
+
+def test_normalised_text_is_no_difference(tmp_path: Path) -> None:
+    Tokenizer.byte_level(special=["<|im_start|>", "<|im_end|>"]).save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": {"type": "NFC"}}))
+    tokenizer = Tokenizer.load(tmp_path)
+    decomposed = "<|im_start|>user\ne\u0301<|im_end|>"
+    ids = tokenizer.encode(decomposed)
+    assert tokenizer.decode(ids) != decomposed
+    assert Comparator(tokenizer, assistant_start=None).compare_text(decomposed, ids) == []

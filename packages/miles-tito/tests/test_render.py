@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from miles_tito import TemplateError
-from miles_tito.render import ChatTemplate, RenderLimits
+from miles_tito.render import ChatTemplate
+from miles_tito.sandbox import RenderLimits
 
+DOUBLE = "{{% set ns = namespace(s='ab') %}}{{% for i in range(60) %}}{{% set ns.s = {} %}}{{% endfor %}}"
 SMALL = RenderLimits(output_chars=10_000, steps=10_000)
 
 
@@ -51,6 +53,18 @@ def test_loop_variables_work_as_in_plain_jinja() -> None:
         "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
         "{% for i in range(9000) %}xxxxxxxxxx{% endfor %}",
         "{{ range(100000000) | list }}",
+        DOUBLE.format("ns.s ~ ns.s"),
+        DOUBLE.format("ns.s + ns.s"),
+        DOUBLE.format("[ns.s, ns.s] | join"),
+        DOUBLE.format("''.join([ns.s, ns.s])"),
+        DOUBLE.format("[ns.s, ns.s]") + "{{ ns.s }}",
+        DOUBLE.format("[ns.s, ns.s]") + "{{ ns.s | tojson }}",
+        DOUBLE.format("[ns.s, ns.s]") + "{{ ns.s | string }}",
+        DOUBLE.format("{'a': ns.s, 'b': ns.s}") + "{{ ns.s ~ 'x' }}",
+        "{% set s = 'ab' %}" + "{% set s %}{{ s }}{{ s }}{% endset %}" * 60,
+        "{{ lipsum(1000000) }}",
+        "{{ [1] | tojson(indent=1000000000) }}",
+        "{{ 'x'.encode().ljust(1000000000) }}",
     ],
 )
 def test_an_attack_is_a_template_error_or_harmless(source: str) -> None:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from miles_tito.errors import ConfigurationError, RequestError
 from miles_tito.messages import ROLES, Message, text_of
 from miles_tito.parsing import ParsedTurn
-from miles_tito.render import ChatTemplate, RenderLimits
+from miles_tito.render import ChatTemplate
+from miles_tito.sandbox import RenderLimits
 from miles_tito.tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, Any]] | None
