@@ -43,13 +43,5 @@ class ChatTemplate:
             return budget.join(self._template.generate(context))
         except TemplateError:
             raise
-        except (
-            JinjaError,
-            TypeError,
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except _FAILURES as error:
             raise TemplateError(f"template {self.name}: {type(error).__name__}: {error}") from error

@@ -134,7 +134,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             budget.spend(len(result))
         return result
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """What blocks, macros and captures write."""
         return Budget(self._limits).join(pieces)
 
