@@ -25,7 +25,7 @@ def test_the_list_of_missing_cases_only_shrinks():
 @pytest.mark.parametrize(
     ("output", "complaint"),
     [
-        ("FAILED a: not built\nFAILED b: not built\n3 passed, 2 failed\n", None),
+        ("FAILED a: not built\nFAILED b: not built: grader x\n3 passed, 2 failed\n", None),
         ("FAILED a: not built\nFAILED b: codes differ\n3 passed, 2 failed\n", "1 failures beside"),
         ("FAILED a: not built\n4 passed, 1 failed\n", "set known_missing = 1"),
         ("F a: not built\nF b: not built\nF c: not built\n2 passed, 3 failed\n", "something was lost"),
