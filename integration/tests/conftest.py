@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from miles.layers import Setting, from_file, resolve
 from miles.run import run_training
 from miles.toy import ToyRecipe, toy_folder
@@ -47,5 +48,3 @@ def run_tiny(toy: Path, tmp_path: Path) -> RunTiny:
         return folder
 
     return run
-
-

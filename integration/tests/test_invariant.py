@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from miles.errors import ContextTooLongError
 from miles.invariant import FixedBlocks
 from miles_trainer import Trainer, TrainerConfig
 from miles_trainer.sample import Sample
-
-import numpy as np
 
 BLOCKS = FixedBlocks(max_context=64, block_rows=16)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from miles.config import RunConfig
 from miles.errors import ConfigError
 from miles.layers import Setting, from_arguments, from_environment, from_file, option_names, resolve, to_toml

@@ -1,4 +1,4 @@
-"""A bf16 engine against the fp32 trainer: routes differ, and replaying the recorded ones brings the log-probabilities closer."""
+"""A bf16 engine against the fp32 trainer: routes differ, and replay brings the log-probabilities closer."""
 
 from __future__ import annotations
 

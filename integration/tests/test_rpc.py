@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from miles.errors import RoleDiedError, RoleError
 from miles.ports import listen
 from miles.rpc import MAX_BUFFER_BYTES, Buffers, Frame, FrameError, RoleClient, parse_header, parse_prefix, serve_calls
@@ -91,7 +92,11 @@ async def test_a_role_that_does_not_answer_in_time_is_named(port: int) -> None:
 
 
 async def test_garbage_on_the_port_harms_nobody(port: int) -> None:
-    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"MRP1" + struct.pack("<I", 0xFFFFFFFF), b"MRP1" + struct.pack("<I", 2) + b"[]"):
+    for garbage in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"MRP1" + struct.pack("<I", 0xFFFFFFFF),
+        b"MRP1" + struct.pack("<I", 2) + b"[]",
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(garbage)
         with suppress(ConnectionResetError):

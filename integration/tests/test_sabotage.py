@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from miles.run_folder import read_jsonl
 from miles_rollout.errors import LedgerError
 from miles_tito import ExpertIdentityError, TokenIdentityError, VersionIdentityError

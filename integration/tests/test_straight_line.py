@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from miles.invariant import FixedBlocks
 from miles.layers import from_file, resolve
 from miles.run_folder import read_jsonl
@@ -68,7 +69,9 @@ def episode(engine: LocalEngine, tokenizer: Tokenizer, draw, member: int, versio
         text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
         prompt = tokenizer.encode(text if turn == 0 else "\n" + text)
         ids, mask, logprobs = ids + list(prompt), mask + [0] * len(prompt), logprobs + [0.0] * len(prompt)
-        sampling = SamplingParams(max_new_tokens=8, stop_token_ids=(stop,), no_stop_trim=True, sampling_seed=derive_seed(seed, turn))
+        sampling = SamplingParams(
+            max_new_tokens=8, stop_token_ids=(stop,), no_stop_trim=True, sampling_seed=derive_seed(seed, turn)
+        )
         held = sum(len(part) for part in rows)
         request = EngineRequest(tuple(ids), sampling, return_routed_experts=True, routed_experts_start_len=held)
         (reply,) = engine.generate_sync([request])
@@ -101,4 +104,6 @@ def test_the_synchronous_loop_equals_a_straight_line_bit_for_bit(toy: Path, run_
     assert [row["train/loss"] for row in rows] == expected
     assert len(set(expected)) == STEPS
     assert all(row["staleness/max"] == 0 for row in rows)
-    assert all(row["logprob_diff/max"] == 0.0 for row in rows), "true on-policy: trainer and engine compute the same bits"
+    assert all(row["logprob_diff/max"] == 0.0 for row in rows), (
+        "true on-policy: trainer and engine compute the same bits"
+    )

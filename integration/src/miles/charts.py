@@ -27,7 +27,9 @@ def line_chart(lines: Sequence[Line], x_label: str, *, low: float | None = None,
         return "<p class=lead>Nothing was recorded.</p>"
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
-    scale = _Scale(min(xs), max(xs), min([*ys] if low is None else [*ys, low]), max([*ys] if high is None else [*ys, high]))
+    scale = _Scale(
+        min(xs), max(xs), min([*ys] if low is None else [*ys, low]), max([*ys] if high is None else [*ys, high])
+    )
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *_grid(scale, x_label)]
     for index, line in enumerate(lines):
         parts += _series(line, scale, COLOURS[index % len(COLOURS)], index)
@@ -55,11 +57,15 @@ def _grid(scale: _Scale, x_label: str) -> list[str]:
     for part in range(5):
         value = scale.y_low + (scale.y_high - scale.y_low) * part / 4
         y = scale.y(value)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".15"/>')
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".15"/>'
+        )
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
     for value in (scale.x_low, (scale.x_low + scale.x_high) / 2, scale.x_high):
         parts.append(f'<text x="{scale.x(value):.1f}" y="{HEIGHT - 10}" text-anchor="middle">{value:.3g}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" dx="-20">{html.escape(x_label)}</text>')
+    parts.append(
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" dx="-20">{html.escape(x_label)}</text>'
+    )
     return parts
 
 

@@ -1,6 +1,7 @@
 """The configuration of a run: the packages' own sections, and those of the whole.
 
-`RunConfig` is frozen; a component gets its own section. `layers.py` builds it from defaults, files, environment and command line.
+`RunConfig` is frozen; a component gets its own section. `layers.py` builds it from defaults, files, environment and
+command line.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
 from miles_diffusion import DiffusionConfig
 from miles_quant import QuantConfig
 from miles_rollout import RolloutConfig
 from miles_tito import TitoConfig
 from miles_trainer import TrainerConfig
 from miles_weightsync import WeightSyncConfig
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 
 class Section(BaseModel):
@@ -26,7 +28,9 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which model is trained."""
 
-    path: Path | None = Field(None, description="Hugging Face folder; none = the toy, made and pre-trained in the cache")
+    path: Path | None = Field(
+        None, description="Hugging Face folder; none = the toy, made and pre-trained in the cache"
+    )
     toy_pretrain_steps: PositiveInt = Field(200, description="supervised steps of the toy's pre-training")
     toy_seed: int = Field(0, description="seed of the toy's weights and pre-training data")
 
@@ -37,7 +41,9 @@ class TaskConfig(Section):
     name: Literal["tool_sum"] = Field("tool_sum", description="built-in task")
     prompts_path: Path | None = Field(None, description="JSONL of prompts in place of the task's own training prompts")
     held_out: PositiveInt = Field(64, description="questions kept apart from training, asked before and after")
-    shuffle_rewards: bool = Field(False, description="control: permute the rewards of each batch; nothing should be learned")
+    shuffle_rewards: bool = Field(
+        False, description="control: permute the rewards of each batch; nothing should be learned"
+    )
 
 
 class LoopConfig(Section):
@@ -61,7 +67,9 @@ class RuntimeConfig(Section):
 
     kind: Literal["local"] = Field("local", description="processes on this machine")
     engines: PositiveInt = Field(1, description="engine processes")
-    trainer_ranks: Annotated[int, Field(ge=1, le=2)] = Field(1, description="trainer processes, sharing parameters and data")
+    trainer_ranks: Annotated[int, Field(ge=1, le=2)] = Field(
+        1, description="trainer processes, sharing parameters and data"
+    )
     start_timeout_s: PositiveFloat = Field(120.0, description="time a role may take to be ready")
     train_timeout_s: PositiveFloat = Field(600.0, description="time a training step may take")
     update_timeout_s: PositiveFloat = Field(300.0, description="time a weight update may take")
@@ -69,7 +77,7 @@ class RuntimeConfig(Section):
 
 
 class FaultConfig(Section):
-    """A deliberate fault in one role, for chaos drills and our own sabotage tests. Never set it in a run you want to keep."""
+    """A deliberate fault in one role, for drills and sabotage tests. Never set it in a run you want to keep."""
 
     kind: Literal["flip_token", "swap_experts", "shift_version", "flip_weight_bit", "drop_ledger_entry"]
     after: Annotated[int, Field(ge=0)] = Field(2, description="occurrences that pass unharmed first")
@@ -78,17 +86,17 @@ class FaultConfig(Section):
 class RunConfig(Section):
     """Everything a run depends on."""
 
-    model: ModelConfig = ModelConfig()
-    task: TaskConfig = TaskConfig()
-    loop: LoopConfig = LoopConfig()
-    numerics: NumericsConfig = NumericsConfig()
-    runtime: RuntimeConfig = RuntimeConfig()
-    tito: TitoConfig = TitoConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    trainer: TrainerConfig = TrainerConfig()
-    weightsync: WeightSyncConfig = WeightSyncConfig()
-    quant: QuantConfig = QuantConfig()
-    diffusion: DiffusionConfig = DiffusionConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    numerics: NumericsConfig = Field(default_factory=NumericsConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    tito: TitoConfig = Field(default_factory=TitoConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    weightsync: WeightSyncConfig = Field(default_factory=WeightSyncConfig)
+    quant: QuantConfig = Field(default_factory=QuantConfig)
+    diffusion: DiffusionConfig = Field(default_factory=DiffusionConfig)
     faults: tuple[FaultConfig, ...] = Field((), description="deliberate faults")
 
     @model_validator(mode="after")

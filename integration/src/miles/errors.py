@@ -1,11 +1,11 @@
 """Errors of the composed system.
 
-    MilesError
-    ├── ConfigError (ValueError)        an option, file or combination that cannot work
-    ├── ContextTooLongError (ValueError)
-    ├── RoleError (RuntimeError)        a role failed; carries its name, code and message
-    │   └── RoleDiedError               its process ended or stopped answering
-    └── RunFolderError (OSError)        the run folder cannot be used
+MilesError
+├── ConfigError (ValueError)        an option, file or combination that cannot work
+├── ContextTooLongError (ValueError)
+├── RoleError (RuntimeError)        a role failed; carries its name, code and message
+│   └── RoleDiedError               its process ended or stopped answering
+└── RunFolderError (OSError)        the run folder cannot be used
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Deliberate faults, one for each identity: a chaos drill for a user's own stack, and what our sabotage tests switch on.
+"""Deliberate faults, one for each identity: a drill for a user's own stack, and what sabotage tests switch on.
 
-Each fault is injected at a seam, in the process that owns the data, after that process's own checks have passed, so that only the
-identity's check on the other side can find it.
+Each fault is injected at a seam, in the process that owns the data, after that process's own checks have passed, so
+that only the identity's check on the other side can find it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
+from miles.config import FaultConfig
 from miles_rollout.protocols import PauseMode, PortDescription, WeightPort, WireTensor
 from miles_tito import record_digest
 from miles_tito.protocols import EngineInfo, GenerateReply, GenerateRequest, TokenEngine
-
-from miles.config import FaultConfig
-
 
 Tamper = Callable[[GenerateRequest, GenerateReply], GenerateReply]
 
 
 class TamperingEngine:
-    """A `TokenEngine` that changes one reply after its digest was checked, as memory corruption in the session server would."""
+    """A `TokenEngine` that changes one reply after its digest was checked, as bad memory would."""
 
     def __init__(self, engine: TokenEngine, tamper: Tamper, after: int) -> None:
         self._engine = engine

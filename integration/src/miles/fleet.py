@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from miles_tito.client import SessionServerClient
-
 from miles.config import RunConfig
 from miles.ports import free_port
 from miles.rpc import RoleClient
 from miles.runtime import Role, RoleSpec, Runtime
+from miles_tito.client import SessionServerClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Fleet:
     async def trainer_call(
         self, name: str, arguments: Mapping[str, Any], buffers: Sequence[bytes] = (), *, timeout_s: float
     ) -> dict[str, Any]:
-        """Make the same call to every trainer rank at once; the answer of rank 0. The first error of any rank is raised."""
+        """Make the same call to every trainer rank; returns the answer of rank 0 or raises the first error."""
         calls = [trainer.call(name, arguments, buffers, timeout_s=timeout_s) for trainer in self.trainers]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
@@ -49,7 +48,7 @@ class Fleet:
 
 
 async def start_fleet(config: RunConfig, runtime: Runtime, model: Path) -> Fleet:
-    """Start trainer ranks and engines together, then the router, then the session server; connect trainer and engines."""
+    """Start trainer ranks and engines together, then router and session server; connect trainer and engines."""
     ranks = config.runtime.trainer_ranks
     master_port = free_port()
     starts = [runtime.start(_trainer(config, model, rank, master_port)) for rank in range(ranks)]

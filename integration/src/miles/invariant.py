@@ -1,9 +1,10 @@
 """Batch-invariant numerics: a token's numbers do not depend on what else is in the batch.
 
-Every matrix product runs on blocks of a fixed number of rows, the last one padded with zeros, and attention sees a fixed
-number of keys. A kernel that gets the same shape each time adds the products of one row in the same order each time,
-whatever the other rows hold; `integration/tests/test_invariant.py` varies neighbours and row position to prove it on the machine
-at hand. Serves the `Numerics` protocols of miles-rollout and miles-trainer, so both sides compute bit for bit alike.
+Every matrix product runs on blocks of a fixed number of rows, the last one padded with zeros, and attention sees a
+fixed number of keys. A kernel that gets the same shape each time adds the products of one row in the same order each
+time, whatever the other rows hold; `integration/tests/test_invariant.py` varies neighbours and row position to prove
+it on the machine at hand. Serves the `Numerics` protocols of miles-rollout and miles-trainer, so both sides compute
+bit for bit alike.
 
 Shapes: Q query tokens, S key tokens, H query heads, G key/value heads, D head size, R rows, B rows of a block.
 """
@@ -48,7 +49,7 @@ class FixedBlocks:
         first_position: int,
         scale: float,
     ) -> torch.Tensor:
-        """Causal attention of one sequence, [Q, H, D], in fp32 softmax, over `max_context` keys of which later ones weigh 0."""
+        """Causal attention of one sequence, [Q, H, D], over `max_context` keys of which later ones weigh 0."""
         n_queries, n_heads, _ = query_QHD.shape
         n_keys, n_groups, _ = key_SGD.shape
         if n_keys > self.max_context:
@@ -100,7 +101,9 @@ def _blocked_linear(
     rows_RK = input.reshape(-1, input.shape[-1])
     n_rows = rows_RK.shape[0]
     padded_RK = _pad_rows(rows_RK, -(-n_rows // block_rows) * block_rows)
-    out = torch.cat([linear(block_BK, weight, bias) for block_BK in padded_RK.split(block_rows)] or [padded_RK @ weight.T])
+    out = torch.cat(
+        [linear(block_BK, weight, bias) for block_BK in torch.split(padded_RK, block_rows)] or [padded_RK @ weight.T]
+    )
     return out[:n_rows].reshape(*input.shape[:-1], weight.shape[0])
 
 

@@ -1,6 +1,7 @@
 """Where a configuration comes from: defaults < TOML files, left to right < environment < command line.
 
-Environment: `MILES__LOOP__STEPS=8`. Command line: `--loop.steps 8`, `--loop.steps=8`; values are read as TOML, else as text.
+Environment: `MILES__LOOP__STEPS=8`. Command line: `--loop.steps 8` or `--loop.steps=8`.
+Values are read as TOML, else as text.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Resolved:
 
 
 def resolve(settings: Iterable[Setting]) -> Resolved:
-    """Merge settings (later wins) into a `RunConfig`. Raises `ConfigError` naming the option, where it was set, and what to do."""
+    """Merge settings, later ones win. Raises `ConfigError` naming the option, where it was set, and what to do."""
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for setting in settings:

@@ -1,7 +1,7 @@
 """The driver's loop: batch, train, update, and the checks that close each step.
 
-Rollout runs beside it all the time (the worker's tasks share this event loop; engines and trainer are other processes), bounded by
-the buffer and by staleness. `--sync` is this same loop with limit 0 and admission control.
+Rollout runs beside it all the time (the worker's tasks share this event loop; engines and trainer are other
+processes), bounded by the buffer and by staleness. `--sync` is this same loop with limit 0 and admission control.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from miles_rollout import EventLog, Group, Ledger, PromptKey, RolloutWorker, dumps_group
-from miles_tito import codec
-
 from miles.config import RunConfig
 from miles.fleet import Fleet
 from miles.run_folder import MetricsLog, RunFolder
 from miles.tasks import RolloutTask
 from miles.ui import View
+from miles.wiring.trajectories import TrajectoryBytes
+from miles_rollout import EventLog, Group, Ledger, PromptKey, RolloutWorker, dumps_group
 
 SUCCESS = 1.0
 HELD_OUT_SEED = 20_000
@@ -105,7 +104,7 @@ class Driver:
     async def _train(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
         if self.config.task.shuffle_rewards:
             groups = shuffled_rewards(groups, seed=self.config.loop.seed * 1_000_003 + step)
-        data = [dumps_group(group, codec) for group in groups]
+        data = [dumps_group(group, TrajectoryBytes()) for group in groups]
         if step in (0, self.config.loop.steps - 1):
             (self.folder.trajectories / f"step-{step + 1:06d}.group").write_bytes(data[0])
         answer = await self.fleet.trainer_call(
@@ -149,9 +148,7 @@ class Driver:
 
     async def _save(self) -> None:
         path = self.folder.checkpoints / "hf"
-        await self.fleet.trainer_call(
-            "save_hf", {"path": str(path)}, timeout_s=self.config.runtime.update_timeout_s
-        )
+        await self.fleet.trainer_call("save_hf", {"path": str(path)}, timeout_s=self.config.runtime.update_timeout_s)
 
     def _reward_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         rewards = [reward or 0.0 for group in groups for reward in group.rewards]

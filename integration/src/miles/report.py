@@ -10,19 +10,7 @@ from typing import Any
 from miles.charts import Line, line_chart
 from miles.run_folder import RunFolder, read_jsonl
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2430; --soft: #667085; --line: #d8dde6; --paper: #ffffff; --good: #1a7f4b; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #9aa4b2; --line: #38404d; --paper: #14181f; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-p.lead { color: var(--soft); margin-top: .2rem; }
-table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-.cards { display: flex; flex-wrap: wrap; gap: .8rem; } .card { border: 1px solid var(--line); border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
-.card b { display: block; font-size: 1.4rem; } .card span { color: var(--soft); }
-.good { color: var(--good); } .bad { color: var(--bad); }
-svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; } pre { overflow-x: auto; background: rgb(127 127 127 / 12%); padding: .8rem; border-radius: 8px; }
-"""
+STYLE = (Path(__file__).parent / "report.css").read_text()
 
 IDENTITIES = (
     ("Tokens", "identity/records_verified", "turn records whose digest the trainer recomputed"),
@@ -64,7 +52,8 @@ def write_report(folder: RunFolder) -> Path:
 
 def _outcome(steps: Sequence[Mapping[str, Any]], failure: Mapping[str, Any] | None) -> str:
     if failure is not None:
-        return f"<span class=bad>Stopped: {html.escape(str(failure['code']))}</span> {html.escape(str(failure['message']))}"
+        code, message = (html.escape(str(failure[key])) for key in ("code", "message"))
+        return f"<span class=bad>Stopped: {code}</span> {message}"
     return f"{len(steps)} training steps, each followed by a verified weight update."
 
 
@@ -78,7 +67,9 @@ def _cards(rows: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
     if steps:
         cards.append(("tokens trained", f"{sum(row.get('train/trained_tokens', 0) for row in steps):,.0f}"))
         cards.append(("seconds", f"{steps[-1].get('time/elapsed_s', 0):.0f}"))
-    return "<div class=cards>" + "".join(f"<div class=card><b>{v}</b><span>{k}</span></div>" for k, v in cards) + "</div>"
+    return (
+        "<div class=cards>" + "".join(f"<div class=card><b>{v}</b><span>{k}</span></div>" for k, v in cards) + "</div>"
+    )
 
 
 def _reward_chart(rows: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> str:
@@ -106,7 +97,9 @@ def _identity_table(rows: Sequence[Mapping[str, Any]], failure: Mapping[str, Any
     for name, key, meaning in IDENTITIES:
         count = sum(row.get(key, 0) or 0 for row in rows)
         broken = code.startswith(name.lower().rstrip("s"))
-        verdict = "<span class=bad>violated</span>" if broken else "<span class=good>held</span>" if count else "not checked"
+        verdict = (
+            "<span class=bad>violated</span>" if broken else "<span class=good>held</span>" if count else "not checked"
+        )
         cells.append(f"<tr><td>{name}<td>{verdict}<td class=number>{count:,.0f}<td>{meaning}")
     return "<table><tr><th>Identity<th>Result<th class=number>Checks<th>What was counted" + "".join(cells) + "</table>"
 
@@ -117,7 +110,9 @@ def _groups_table(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[s
     rows = [("drawn", drawn), ("trained", trained)]
     reasons = sorted({str(event.get("reason")) for event in events if event.get("kind") == "drop"})
     for reason in reasons:
-        rows.append((f"dropped: {reason}", sum(e.get("kind") == "drop" and str(e.get("reason")) == reason for e in events)))
+        rows.append(
+            (f"dropped: {reason}", sum(e.get("kind") == "drop" and str(e.get("reason")) == reason for e in events))
+        )
     rows.append(("without spread of reward", int(sum(row.get("groups/no_spread", 0) for row in steps))))
     body = "".join(f"<tr><td>{html.escape(name)}<td class=number>{count}" for name, count in rows)
     staleness = [row["staleness/max"] for row in steps if row.get("staleness/max") is not None]

@@ -1,7 +1,8 @@
 """Calls between the driver and a role: one loopback TCP connection, a JSON header and raw buffers, never pickle.
 
-Frame: `b"MRP1" | u32 header length | JSON header | buffers`, little endian; the header's `buffers` lists their sizes. The first
-frame of a connection must carry the role's token. Calls of a connection are answered in order, one at a time.
+Frame: `b"MRP1" | u32 header length | JSON header | buffers`, little endian; the header's `buffers` lists their sizes.
+The first frame of a connection must carry the role's token. Calls of a connection are answered in order, one at a
+time.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def parse_header(data: bytes) -> tuple[dict[str, Any], list[int]]:
 
 
 def serve_calls(listener: socket.socket, token: str, handlers: Mapping[str, Handler]) -> None:
-    """Answer calls on the calling thread until a `shutdown` call; a connection that is lost may be replaced by a new one."""
+    """Answer calls on this thread until a `shutdown` call; a lost connection may be replaced by a new one."""
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -135,10 +136,16 @@ class RoleClient:
             try:
                 async with asyncio.timeout(timeout_s):
                     reader, writer = await self._connected()
-                    reply = await _exchange(reader, writer, Frame({"call": name, "arguments": dict(arguments or {})}, tuple(buffers)))
+                    reply = await _exchange(
+                        reader, writer, Frame({"call": name, "arguments": dict(arguments or {})}, tuple(buffers))
+                    )
             except (OSError, asyncio.IncompleteReadError) as error:
                 await self.aclose()
-                reason = f"no answer to {name!r} within {timeout_s:g} s" if isinstance(error, TimeoutError) else f"hung up in {name!r}"
+                reason = (
+                    f"no answer to {name!r} within {timeout_s:g} s"
+                    if isinstance(error, TimeoutError)
+                    else f"hung up in {name!r}"
+                )
                 raise RoleDiedError(self.role, "role_died", reason) from error
         return self._result(reply)
 

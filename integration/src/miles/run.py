@@ -9,8 +9,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from miles_rollout import EventLog, GraderPool, PromptSource
-
 from miles.config import RunConfig
 from miles.errors import ConfigError
 from miles.fleet import Fleet, start_fleet
@@ -23,6 +21,8 @@ from miles.tasks import RolloutTask
 from miles.ui import LiveTable, View
 from miles.wiring.errors import stopping_code, typed
 from miles.wiring.rollout import build_worker, load_source, load_task
+from miles.wiring.sessions import TitoSessions
+from miles_rollout import EventLog, GraderPool, PromptSource
 
 ROLE_CHECK_S = 0.5
 
@@ -30,7 +30,8 @@ ROLE_CHECK_S = 0.5
 async def run_training(resolved: Resolved, root: Path, view: View | None = None) -> str:
     """Run to the end and write the report; returns what to tell the user.
 
-    A violated identity or a failed role is raised after the roles have ended and the report, which names it, was written.
+    A violated identity or a failed role is raised after the roles have ended and the report, which names it, was
+    written.
     """
     view = view or LiveTable()
     check_model(resolved.config)
@@ -71,7 +72,7 @@ async def _run(
         fleet = await start_fleet(config, runtime, model)
         version = PublishedVersion()
         async with aclosing(fleet):
-            worker, ledger = build_worker(config, task, source, fleet.sessions, graders, events, version)
+            worker, ledger = build_worker(config, task, source, TitoSessions(fleet.sessions), graders, events, version)
             driver = Driver(config, folder, fleet, task, worker, ledger, events, metrics, version, view)
             await run_watched(driver.run(), fleet)
         view.phase("done")

@@ -1,4 +1,4 @@
-"""A run on disk: `config.toml`, `metrics.jsonl`, `events.jsonl`, `trajectories/`, `checkpoints/`, `logs/`, `report.html`."""
+"""A run on disk: configuration, metrics, events, trajectories, checkpoints, logs and the report."""
 
 from __future__ import annotations
 

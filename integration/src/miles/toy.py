@@ -1,10 +1,11 @@
 """The toy model: a Qwen3-MoE Hugging Face folder of a few hundred thousand parameters with a byte-level tokenizer.
 
-It is written from scratch and pre-trained for seconds on the form of `miles.tasks.tool_sum`, with the wrong operator in most
-calls and a little noise in the digits, so that rewards differ within a group and there is something to learn.
+It is written from scratch and pre-trained for seconds on the form of `miles.tasks.tool_sum`, with the wrong operator
+in most calls and a little noise in the digits, so that rewards differ within a group and there is something to learn.
 
-32 experts, top 4: with these, at least one route in a hundred differs between a bf16 engine and the fp32 trainer (measured by
-`integration/tests/test_replay_gain.py`), so routing replay has something to replay.
+32 experts, top 4: with these, at least one route in a hundred (a token's experts in one layer) differs between a bf16
+engine and the fp32 trainer (measured by
+`integration/tests/test_replay_gain.py`), so routing replay has something to do.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from miles_trainer import Sample, Trainer, TrainerConfig
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from miles.tasks.tool_sum import Question, calculate, split_questions
+from miles_trainer import Sample, Trainer, TrainerConfig
 
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 CHAT_FAMILY = "smollm2"
@@ -98,7 +99,6 @@ def write_untrained(recipe: ToyRecipe, folder: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=recipe.hidden_size // 4,
         num_experts=recipe.num_experts,
         num_experts_per_tok=recipe.top_k,
         norm_topk_prob=True,
@@ -108,9 +108,14 @@ def write_untrained(recipe: ToyRecipe, folder: Path) -> None:
         eos_token_id=end,
         pad_token_id=padding,
     )
+    config.head_dim = recipe.hidden_size // 4
     torch.manual_seed(recipe.seed)
-    Qwen3MoeForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
 
 
@@ -123,7 +128,9 @@ def _batches(recipe: ToyRecipe, tokenizer: Tokenizer) -> Iterator[list[Sample]]:
     dice = random.Random(recipe.seed)
     questions, _ = split_questions(held_out=64)
     for _ in range(recipe.steps):
-        yield [_demonstration(recipe, tokenizer, dice, dice.choice(questions)) for _ in range(recipe.sequences_per_step)]
+        yield [
+            _demonstration(recipe, tokenizer, dice, dice.choice(questions)) for _ in range(recipe.sequences_per_step)
+        ]
 
 
 def _demonstration(recipe: ToyRecipe, tokenizer: Tokenizer, dice: random.Random, question: Question) -> Sample:

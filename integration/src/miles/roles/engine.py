@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from miles_rollout import EngineConfig, EngineServerConfig
-from miles_rollout.local.engine import LocalEngine
-from miles_rollout.server.run import serve_engine
-from miles_weightsync import EngineReceiver, WeightSyncConfig
-
 from miles.config import FaultConfig, NumericsConfig
 from miles.faults import faulty_port
 from miles.roles.process import RoleSettings, announce, run_role
 from miles.wiring.numerics import numerics_of
+from miles_rollout import EngineConfig, EngineServerConfig
+from miles_rollout.local.engine import LocalEngine
+from miles_rollout.server.run import serve_engine
+from miles_weightsync import EngineReceiver, WeightSyncConfig
 
 
 class EngineSettings(RoleSettings):

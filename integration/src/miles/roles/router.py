@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from miles.roles.process import RoleSettings, announce, run_role
 from miles_rollout.config import RouterConfig
 from miles_rollout.router import run_router
-
-from miles.roles.process import RoleSettings, announce, run_role
 
 
 class RouterSettings(RoleSettings):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from miles_tito import FamilyOptions, SGLangEngine, TitoConfig, Tokenizer, load_family
-from miles_tito.server import create_app, run_server
-
 from miles.config import FaultConfig
 from miles.faults import faulty_engine
 from miles.roles.process import RoleSettings, announce, run_role
+from miles_tito import FamilyOptions, SGLangEngine, TitoConfig, Tokenizer, load_family
+from miles_tito.server import create_app, run_server
 
 
 class SessionSettings(RoleSettings):

@@ -1,6 +1,7 @@
 """One trainer rank as a process: trains groups, publishes weights, saves.
 
-Calls: `connect`, `train`, `publish`, `verify`, `save`, `save_hf`. Every rank gets every call; rank 0 owns the weights on the wire.
+Calls: `connect`, `train`, `publish`, `verify`, `save`, `save_hf`. Every rank gets every call; rank 0 owns the weights
+on the wire.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from miles_trainer import Trainer, TrainerConfig
-from miles_weightsync import WeightSyncConfig
 
 from miles.config import FaultConfig, NumericsConfig
 from miles.faults import drop_acknowledgement
@@ -22,6 +21,8 @@ from miles.rpc import Buffers, serve_calls
 from miles.wiring.numerics import numerics_of
 from miles.wiring.samples import prompt_keys, verified_batch
 from miles.wiring.weights import Publishing, ReceiverAddress
+from miles_trainer import Trainer, TrainerConfig
+from miles_weightsync import WeightSyncConfig
 
 
 class TrainerSettings(RoleSettings):
@@ -59,7 +60,7 @@ class TrainerRole:
         return {}, ()
 
     def train(self, arguments: Mapping[str, Any], buffers: Buffers) -> tuple[Mapping[str, Any], Buffers]:
-        """One step on groups (group v1 bytes). Verifies every record first; nothing is trained when one does not match."""
+        """One step on groups (group v1 bytes). Nothing is trained when a record does not match its digest."""
         batch = verified_batch(buffers)
         step = int(arguments["step"])
         began = time.monotonic()

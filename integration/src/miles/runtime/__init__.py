@@ -44,7 +44,7 @@ class Runtime(Protocol):
     """Starts roles and ends them in reverse order."""
 
     async def start(self, spec: RoleSpec) -> Role:
-        """Start a role and wait until it is ready. Raises `RoleError` with the role's own message when it cannot start."""
+        """Start a role and wait until it is ready. Raises `RoleError` with the role's own message."""
         ...
 
     async def aclose(self) -> None:

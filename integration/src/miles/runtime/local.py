@@ -1,7 +1,8 @@
 """The embedded runtime: each role is a process of this machine.
 
-A role reads its settings as one JSON line from standard input, announces itself as one JSON line on standard output, and ends when
-standard input closes: so roles cannot outlive the driver, however it dies. Standard error goes to `logs/<name>.log`.
+A role reads its settings as one JSON line from standard input, announces itself as one JSON line on standard output,
+and ends when standard input closes: so roles cannot outlive the driver, however it dies. Standard error goes to
+`logs/<name>.log`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ THREAD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOK
 class LocalRole:
     """A role process."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, ready: Mapping[str, Any], token: str, log: Path) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, ready: Mapping[str, Any], token: str, log: Path
+    ) -> None:
         self.name = name
         self.ready = ready
         self.pid = process.pid
@@ -50,10 +53,11 @@ class LocalRole:
         """Close standard input, wait, then terminate, then kill."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        for end in (lambda: None, self._process.terminate, self._process.kill):
+        for end in (None, self._process.terminate, self._process.kill):
             if self._process.returncode is not None:
                 return
-            end()
+            if end is not None:
+                end()
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
             except TimeoutError:
@@ -104,7 +108,9 @@ class LocalRuntime:
                 await process.stdin.drain()
                 line = await process.stdout.readline()
         except TimeoutError:
-            raise RoleError(spec.name, "start_timeout", f"not ready within {self._start_timeout_s:g} s: {tail(log)}") from None
+            raise RoleError(
+                spec.name, "start_timeout", f"not ready within {self._start_timeout_s:g} s: {tail(log)}"
+            ) from None
         except ConnectionError:
             line = b""
         if not line:

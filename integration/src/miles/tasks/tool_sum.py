@@ -1,8 +1,9 @@
 """Two turns with a calculator: the toy's task.
 
-The user asks `47 plus 25`; the policy must call the tool with `47+25`; the tool answers `72` as a user turn; the policy must
-answer `72`. The pre-trained toy knows the form but calls the tool with the wrong operator more often than not, so success starts low
-and the operator is what there is to learn. Reward: 1 for the right answer, 0.2 for a well-formed call whose answer is wrong, else 0.
+The user asks `47 plus 25`; the policy must call the tool with `47+25`; the tool answers `72` as a user turn; the
+policy must answer `72`. The pre-trained toy knows the form but calls the tool with the wrong operator more often than
+not, so success starts low and the operator is what there is to learn. Reward: 1 for the right answer, 0.2 for a
+well-formed call whose answer is wrong, else 0.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 from openai import AsyncOpenAI
 
 from miles.tasks.tool_sum import calculate
@@ -14,9 +13,12 @@ from miles.tasks.tool_sum import calculate
 class ToolSumAgent:
     """Plays one episode over a session URL with the `openai` client."""
 
-    def __init__(self, http_client: httpx.AsyncClient | None = None, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, *, timeout_s: float = 60.0) -> None:
         self._client = AsyncOpenAI(
-            base_url="http://127.0.0.1/unset", api_key="session", http_client=http_client, max_retries=0, timeout=timeout_s
+            base_url="http://127.0.0.1/unset",
+            api_key="session",
+            max_retries=0,
+            timeout=timeout_s,
         )
 
     async def __call__(

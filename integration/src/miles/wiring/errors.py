@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from miles.errors import MilesError, RoleError
 from miles_rollout.errors import LedgerError, RolloutError
 from miles_tito import ExpertIdentityError, IdentityViolation, TitoError, TokenIdentityError, VersionIdentityError
 from miles_weightsync import WeightIdentityError, WeightSyncError
-
-from miles.errors import MilesError, RoleError
 
 LEDGER_CODE = "ledger"
 WEIGHT_CODE = "weight_identity"

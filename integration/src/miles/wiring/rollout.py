@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from miles_rollout import EventLog, GraderPool, Ledger, PromptSource, RolloutWorker
-from miles_rollout.protocols import SessionClient
-from miles_tito import IdentityViolation
-
 from miles.config import RunConfig
 from miles.tasks import RolloutTask, tool_sum
 from miles.tasks.tool_sum_agent import ToolSumAgent
+from miles_rollout import EventLog, GraderPool, Ledger, PromptSource, RolloutWorker
+from miles_rollout.protocols import SessionClient
+from miles_tito import IdentityViolation
 
 
 def load_task(config: RunConfig) -> RolloutTask:

@@ -31,7 +31,7 @@ class VerifiedBatch:
 
 
 def verified_batch(groups: Iterable[bytes]) -> VerifiedBatch:
-    """Read group v1 bytes. Raises `TokenIdentityError` or `ExpertIdentityError` when a turn's record does not match its digest."""
+    """Read group v1 bytes. Raises `TokenIdentityError` or `ExpertIdentityError` for a turn that does not match."""
     samples: list[Sample] = []
     records = expert_rows = versions = mismatches = 0
     for data in groups:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from miles_trainer import Trainer
-from miles_weightsync import ReceiverSink, WeightPublisher, WeightSyncConfig
 from pydantic import BaseModel, ConfigDict
 
 from miles.errors import ConfigError
+from miles_trainer import Trainer
+from miles_weightsync import ReceiverSink, WeightPublisher, WeightSyncConfig
 
 
 class ReceiverAddress(BaseModel):
@@ -22,7 +22,7 @@ class ReceiverAddress(BaseModel):
 
 
 class Publishing:
-    """The weights of one trainer rank on their way to the engines. Rank 0 publishes; the others take part in the gather."""
+    """The weights of one trainer rank on their way out. Rank 0 publishes; the others take part in the gather."""
 
     def __init__(
         self, trainer: Trainer, receivers: Sequence[ReceiverAddress], config: WeightSyncConfig, *, rank: int
@@ -66,8 +66,12 @@ def stored_dtypes(sinks: Sequence[ReceiverSink]) -> dict[str, Literal["BF16", "F
     for sink in sinks:
         for spec in sink.describe().expected_tensors:
             if spec.dtype not in ("BF16", "F32"):
-                raise ConfigError(f"engine {sink.address} stores {spec.name} as {spec.dtype}: only BF16 and F32 are wired")
+                raise ConfigError(
+                    f"engine {sink.address} stores {spec.name} as {spec.dtype}: only BF16 and F32 are wired"
+                )
             stored: Literal["BF16", "F32"] = "BF16" if spec.dtype == "BF16" else "F32"
             if dtypes.setdefault(spec.name, stored) != stored:
-                raise ConfigError(f"engines store {spec.name} as {dtypes[spec.name]} and {stored}: give all the same dtype")
+                raise ConfigError(
+                    f"engines store {spec.name} as {dtypes[spec.name]} and {stored}: give all the same dtype"
+                )
     return dtypes
