@@ -342,6 +342,13 @@ async def test_the_context_limit_is_known_before_the_engine_is_asked(make_server
     assert request.sampling.max_new_tokens == 40 - len(request.input_ids)
 
 
+async def test_the_engines_own_context_limits_the_answer(make_server: MakeServer, smollm2: Family) -> None:
+    server = make_server(engine=StubEngine(stop_id=smollm2.stop_ids[0], max_context=30), max_context_tokens=50)
+    await server.chat(await server.open(), [USER])
+    request = server.engine.requests[0]
+    assert request.sampling.max_new_tokens == 30 - len(request.input_ids)
+
+
 async def test_sessions_are_capped_and_idle_ones_dropped(make_server: MakeServer) -> None:
     clock = [0.0]
     server = make_server(max_sessions=2, idle_ttl_s=10, clock=lambda: clock[0])

@@ -40,7 +40,7 @@ class SessionConfig(_Section):
     max_context_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Longest prompt plus answer; a longer prompt is answered 400 before the engine is called.",
+        description="Longest prompt plus answer, at most the engine's own; a longer prompt is answered 400.",
     )
     default_max_new_tokens: int = Field(
         default=1024, ge=1, description="Answer length when neither session nor request sets one."

@@ -62,6 +62,7 @@ class StubEngine:
         version: int = 0,
         engine_id: str = "stub:0",
         moe: MoeInfo | None = None,
+        max_context: int | None = None,
     ) -> None:
         self.script = list(script)
         self.stop_id = stop_id
@@ -69,6 +70,7 @@ class StubEngine:
         self.version = version
         self.engine_id = engine_id
         self.moe = moe
+        self.max_context = max_context
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.gate = asyncio.Event()
@@ -94,7 +96,7 @@ class StubEngine:
 
     async def describe(self) -> EngineInfo:
         """What the engine says of itself."""
-        return EngineInfo(self.engine_id, "stub", self.version, self.moe)
+        return EngineInfo(self.engine_id, "stub", self.version, self.moe, self.max_context)
 
     async def aclose(self) -> None:
         """Note that the engine was released."""
@@ -220,7 +222,8 @@ class _WireStub:
             "top_k": info.moe.top_k,
         }
         body = {"model_path": info.model_path, "weight_version": str(info.weight_version), "engine_id": info.engine_id}
-        return JSONResponse(body | ({"moe": moe} if moe else {}))
+        optional = {"moe": moe, "max_context": info.max_context}
+        return JSONResponse(body | {name: value for name, value in optional.items() if value is not None})
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

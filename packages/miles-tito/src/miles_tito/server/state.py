@@ -36,6 +36,8 @@ class ServerState:
     bounds: VersionBounds = field(default_factory=VersionBounds)
     moe: MoeInfo | None = None
     model_name: str | None = None
+    max_context_tokens: int | None = None
+    """The smaller of the configured limit and the engine's, once that is known."""
 
     async def learn_engine(self) -> None:
         """Ask the engine once what it serves. Raises `EngineReplyError` when experts are wanted of a dense model."""
@@ -49,4 +51,6 @@ class ServerState:
                 code="engine_not_moe",
             )
         self.moe = info.moe if self.config.session.record_experts else None
+        limits = [limit for limit in (self.config.session.max_context_tokens, info.max_context) if limit is not None]
+        self.max_context_tokens = min(limits, default=None)
         self.model_name = info.model_path or info.engine_id

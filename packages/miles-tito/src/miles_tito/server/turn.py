@@ -85,9 +85,7 @@ def _engine_request(state: ServerState, session: Session, plan: Plan, sampling: 
             sampling,
             sampling_seed=seed,
             stop_token_ids=stops,
-            max_new_tokens=_answer_length(
-                state.config.session.max_context_tokens, plan.prompt_length, sampling.max_new_tokens
-            ),
+            max_new_tokens=_answer_length(state.max_context_tokens, plan.prompt_length, sampling.max_new_tokens),
         ),
         want_experts=state.moe is not None,
         expert_row_start=plan.expert_row_start,
@@ -99,8 +97,8 @@ def _answer_length(limit: int | None, prompt_length: int, wanted: int) -> int:
         return wanted
     if prompt_length >= limit:
         raise RequestError(
-            f"the prompt has {prompt_length} tokens and session.max_context_tokens is {limit}: nothing can be "
-            "generated",
+            f"the prompt has {prompt_length} tokens and the context {limit} (the smaller of session.max_context_tokens "
+            "and the engine's own): nothing can be generated",
             code="context_length_exceeded",
             field="messages",
         )
