@@ -6,6 +6,9 @@ time, whatever the other rows hold; `integration/tests/test_invariant.py` varies
 it on the machine at hand. Serves the `Numerics` protocols of miles-rollout and miles-trainer, so both sides compute
 bit for bit alike.
 
+Only matrix products and attention are replaced. torch's CPU `silu` computes the last elements of a tensor another way,
+so the widths it sees (the MLP's) must be multiples of 32, as those of the toy and of common models are.
+
 Shapes: Q query tokens, S key tokens, H query heads, G key/value heads, D head size, R rows, B rows of a block.
 """
 

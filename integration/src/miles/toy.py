@@ -110,7 +110,7 @@ def write_untrained(recipe: ToyRecipe, folder: Path) -> None:
     )
     config.head_dim = recipe.hidden_size // 4
     torch.manual_seed(recipe.seed)
-    Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",

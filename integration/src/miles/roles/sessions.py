@@ -7,7 +7,8 @@ from pathlib import Path
 from miles.config import FaultConfig
 from miles.faults import faulty_engine
 from miles.roles.process import RoleSettings, announce, run_role
-from miles_tito import FamilyOptions, SGLangEngine, TitoConfig, Tokenizer, load_family
+from miles_tito import SGLangEngine, TitoConfig
+from miles_tito.serve import configured_family
 from miles_tito.server import create_app, run_server
 
 
@@ -22,15 +23,13 @@ class SessionSettings(RoleSettings):
 
 def main(settings: SessionSettings) -> None:
     """Serve until the driver ends."""
-    config = settings.tito
-    tokenizer = Tokenizer.load(settings.tokenizer)
-    options = FamilyOptions(default_system=config.family.default_system)
-    engine = SGLangEngine(settings.engine_url, timeout_s=config.engine.timeout_s)
+    config = settings.tito.model_copy(update={"tokenizer": settings.tokenizer})
+    family = configured_family(config)
     app = create_app(
         config,
-        engine=faulty_engine(engine, settings.faults),
-        tokenizer=tokenizer,
-        family=load_family(config.family.name, tokenizer, options),
+        engine=faulty_engine(SGLangEngine.from_config(config.engine, url=settings.engine_url), settings.faults),
+        tokenizer=family.tokenizer,
+        family=family,
         control_token=settings.token,
     )
     host = config.server.host

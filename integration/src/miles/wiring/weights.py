@@ -37,11 +37,18 @@ class Publishing:
         self._publisher = WeightPublisher(source, sinks if rank == 0 else (), config=config, rank=rank)
 
     def publish(self, version: int) -> dict[str, Any]:
-        """Install the current weights as `version` everywhere. Raises what the publisher raises."""
+        """Install the current weights as `version` everywhere.
+
+        Raises what the publisher raises, and the error of an engine that was left out: the run does not go on with
+        fewer engines than it was given.
+        """
         if self._rank != 0:
             self._publisher.consume_only()
             return {}
         report = self._publisher.publish(version)
+        left_out = next((engine.error for engine in report.engines if engine.error is not None), None)
+        if left_out is not None:
+            raise left_out
         return {
             "manifest_digest": report.digest,
             "tensors_verified": len(report.manifest.tensors) * report.engines_ok,
