@@ -18,7 +18,7 @@ from miles.run_folder import MetricsLog, RunFolder
 from miles.tasks import RolloutTask
 from miles.ui import View
 from miles.wiring.trajectories import TrajectoryBytes
-from miles_rollout import EventLog, Group, Ledger, PromptKey, RolloutWorker, dumps_group
+from miles_rollout import EventLog, GraderPool, Group, Ledger, PromptKey, RolloutWorker, dumps_group
 
 SUCCESS = 1.0
 HELD_OUT_SEED = 20_000
@@ -49,6 +49,7 @@ class Driver:
     fleet: Fleet
     task: RolloutTask
     worker: RolloutWorker
+    graders: GraderPool
     ledger: Ledger
     events: EventLog
     metrics: MetricsLog
@@ -92,6 +93,7 @@ class Driver:
             **self._staleness_metrics(groups, step),
             **trained_metrics,
             **self.worker.get_metrics(),
+            **self.graders.get_metrics(),
             **update,
             "identity/ledger_closed": 1,
             "groups/dropped": sum(n for name, n in self.ledger.counts().items() if name.startswith("drop/")),

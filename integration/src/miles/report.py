@@ -65,7 +65,7 @@ def _cards(rows: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
     if len(held_out) > 1:
         cards.append(("held-out success after", f"{held_out[-1]:.1%}"))
     if steps:
-        cards.append(("tokens trained", f"{sum(row.get('train/trained_tokens', 0) for row in steps):,.0f}"))
+        cards.append(("tokens trained", f"{sum(row.get('trained_tokens', 0) for row in steps):,.0f}"))
         cards.append(("seconds", f"{steps[-1].get('time/elapsed_s', 0):.0f}"))
     return (
         "<div class=cards>" + "".join(f"<div class=card><b>{v}</b><span>{k}</span></div>" for k, v in cards) + "</div>"

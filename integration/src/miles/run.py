@@ -73,7 +73,7 @@ async def _run(
         version = PublishedVersion()
         async with aclosing(fleet):
             worker, ledger = build_worker(config, task, source, TitoSessions(fleet.sessions), graders, events, version)
-            driver = Driver(config, folder, fleet, task, worker, ledger, events, metrics, version, view)
+            driver = Driver(config, folder, fleet, task, worker, graders, ledger, events, metrics, version, view)
             await run_watched(driver.run(), fleet)
         view.phase("done")
 
