@@ -140,6 +140,19 @@ def test_routes_are_bound_to_live_modules_and_their_count_is_checked(moe_dir: Pa
         assert replay.counts()[1] == sum(4 * (len(s.token_ids) - 1) for s in samples)
 
 
+def test_a_record_that_does_not_fit_is_refused_before_anything_changes(moe_dir: Path) -> None:
+    samples = make_samples(groups=1)
+    routes = random_routes(samples)
+    routes[-1] = replace(routes[-1], rows=routes[-1].rows[:-1])
+    with Trainer(REPLAYED, moe_dir) as trainer:
+        before = trainer.backend.parameters["model.norm.weight"].detach().clone()
+        with pytest.raises(ReplayError):
+            trainer.train(_with(samples, routes), step=0)
+        assert torch.equal(before, trainer.backend.parameters["model.norm.weight"])
+        assert trainer.version == 0
+        trainer.train(_with(samples, random_routes(samples)), step=0)
+
+
 def test_playing_what_was_not_loaded_is_an_error(moe_dir: Path) -> None:
     replay = RouteReplay(load_model(moe_dir))
     with pytest.raises(ReplayError, match="has no routes"), replay.playing(0):
@@ -171,6 +184,8 @@ def test_dense_rows_place_each_row_at_its_token(tokens: int, data: st.DataObject
         ({"missing_spans": ((3, 2),)}, "rows"),
         ({"missing_spans": ((0, 1), (0, 1)), "rows": np.array([[[0, 1]]] * 2)}, "rows"),
         ({"rows": np.array([[[0, 9]]] * 4)}, "index"),
+        ({"rows": np.array([[[-1, -1]]] * 4)}, "index"),
+        ({"rows": np.array([[[0, 2**32]]] * 4)}, "index"),
         ({"rows": np.array([[[3, 3]]] * 4)}, "duplicate"),
     ],
 )

@@ -166,6 +166,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step(dense_dir: Path) -> None:
         assert torch.equal(before[name], trainer.backend.parameters[name])
         assert trainer.state.updates == 0
     assert report.skipped_steps == 1
+    assert all(np.isfinite(value) for value in report.metrics.values())
 
 
 def test_warm_up_counts_applied_updates(dense_dir: Path) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "miles-trainer-checkpoint/1"
 MARKER = ".complete"
+SET_ASIDE = ".replaced-"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 OnEvent = Callable[[str], None]
@@ -43,8 +44,14 @@ def step_folder(version: int) -> str:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints in a folder, oldest first. Leftovers of interrupted saves are not among them."""
-    return sorted(path for path in folder.glob("step_*") if (path / MARKER).is_file())
+    """Complete checkpoints in a folder, oldest first. Leftovers of interrupted saves are not among them.
+
+    One that was set aside by a save that died before its replacement was in place still counts.
+    """
+    found = {path.name: path for path in folder.glob(f"{SET_ASIDE}step_*") if (path / MARKER).is_file()}
+    by_step = {name.removeprefix(SET_ASIDE): path for name, path in found.items()}
+    by_step |= {path.name: path for path in folder.glob("step_*") if (path / MARKER).is_file()}
+    return [by_step[name] for name in sorted(by_step)]
 
 
 def latest(folder: Path) -> Path:
@@ -158,15 +165,15 @@ class _Writer:
         self._on_event(name)
 
     def _rename(self) -> None:
-        replaced = self._target.with_name(f".replaced-{self._target.name}")
-        shutil.rmtree(replaced, ignore_errors=True)
+        aside = self._target.with_name(f"{SET_ASIDE}{self._target.name}")
         if self._target.exists():
-            self._target.rename(replaced)
-            self._on_event("replaced")
+            shutil.rmtree(aside, ignore_errors=True)
+            self._target.rename(aside)
+            self._on_event("set aside")
         self._staging.rename(self._target)
         _sync(self._target.parent)
         self._on_event("renamed")
-        shutil.rmtree(replaced, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
@@ -191,6 +198,17 @@ def load(trainer: Trainer, path: Path, *, allow_config_change: bool = False) -> 
     Every file's digest is checked before anything is changed. Raises CheckpointError when the checkpoint is absent,
     incomplete or altered, is of another model, or was written under other options (unless `allow_config_change`).
     """
+    error: CheckpointError | None = None
+    extra: Mapping[str, Any] = {}
+    try:
+        extra = _load(trainer, path, allow_config_change)
+    except CheckpointError as failed:
+        error = failed
+    trainer.group.agree(error, f"load {path}")
+    return extra
+
+
+def _load(trainer: Trainer, path: Path, allow_config_change: bool) -> Mapping[str, Any]:
     source = path if (path / MARKER).is_file() or (path / "state.json").is_file() else latest(path)
     state = read_state(source)
     if not allow_config_change:

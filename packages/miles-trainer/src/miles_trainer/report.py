@@ -24,7 +24,8 @@ class StepReport:
     """Outcome of `Trainer.train`.
 
     `version` is that of the weights now. `skipped_steps` counts optimizer steps of this call that changed nothing.
-    `rollout_ids` and `group_ids` are all that entered, `no_spread` the groups whose rewards were equal.
+    Metrics that are not finite numbers (of a skipped step) are left out. `rollout_ids` and `group_ids` are all that
+    entered, `no_spread` the groups whose rewards were equal.
     """
 
     step: int

@@ -7,6 +7,8 @@ Shapes: M trained tokens of the step, m those of a micro-batch, V vocabulary, T 
 
 from __future__ import annotations
 
+import gc
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -149,6 +151,7 @@ class Trainer:
             "trained_tokens": float(batch.n_tokens),
             "perf/train_time": time.perf_counter() - started_s,
         }
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._publish(metrics)
         return StepReport(
             step=step,
@@ -162,10 +165,13 @@ class Trainer:
         )
 
     def _check(self, samples: Sequence[Sample]) -> None:
+        """Every rank checks every sample, so that all of them fail together and none waits for another."""
         if not samples:
             raise SampleError("a step needs at least one sample")
         for sample in samples:
             check_sample(sample, self.vocab_size)
+        if self._replay is not None:
+            self._replay.check(samples)
 
     def _publish(self, metrics: Mapping[str, float]) -> None:
         if self._meter is not None:
@@ -363,9 +369,16 @@ class Trainer:
         return checkpoint.load(self, Path(path), allow_config_change=allow_config_change)
 
     def close(self) -> None:
-        """Remove hooks and leave the rank group."""
+        """Remove hooks and leave the rank group. With several ranks the models are let go; the trainer is of no use
+        then.
+        """
         if self._replay is not None:
             self._replay.close()
+        if self.group.world_size > 1 and hasattr(self, "backend"):
+            # Sharded parameters hold the process group. If it outlived destroy_process_group, its threads would be torn down
+            # at interpreter exit, which aborts the process now and then.
+            del self.backend, self._reference
+            gc.collect()
         self.group.close()
 
     def __enter__(self) -> Trainer:

@@ -60,9 +60,11 @@ def validate_routed(
     """
     if len(routed) != max(tokens - 1, 0):
         raise ReplayError("rows", f"{len(routed)} expert rows for {tokens} tokens: there is one less than tokens")
-    if any(len(row) != num_layers for row in routed):
+    regular = isinstance(routed, np.ndarray) and routed.ndim == 3
+    samples = routed[:1] if regular else routed  # an array's rows all have the shape of its first
+    if any(len(row) != num_layers for row in samples):
         raise ReplayError("layers", f"an expert row does not have the {num_layers} layers of the model")
-    if any(len(cell) != top_k for row in routed for cell in row):
+    if any(len(cell) != top_k for row in samples for cell in row):
         raise ReplayError("top_k", f"an expert row does not name {top_k} experts in each layer")
     array = np.asarray(routed, dtype=np.int64).reshape(-1, num_layers, top_k)
     hole = array == HOLE
@@ -80,21 +82,12 @@ def dense_rows(routes: RoutedExperts, tokens: int) -> RoutesRLK:
     Raises ReplayError when rows and spans do not make up the tokens - 1 positions, or an id does not fit.
     """
     dense = np.full((tokens, len(routes.layers), routes.top_k), HOLE, dtype=np.int32)
-    present = np.ones(max(tokens - 1, 0), dtype=bool)
-    for start, count in routes.missing_spans:
-        if start < 0 or count < 1 or start + count > len(present) or not present[start : start + count].all():
-            raise ReplayError(
-                "rows", f"missing span {start}+{count} does not fit the {len(present)} rows of {tokens} tokens"
-            )
-        present[start : start + count] = False
-    rows = np.asarray(routes.rows)
-    if rows.shape != (int(present.sum()), len(routes.layers), routes.top_k):
-        raise ReplayError(
-            "rows",
-            f"rows of shape {rows.shape}; {int(present.sum())} present positions, {len(routes.layers)} layers and top "
-            f"{routes.top_k} "
-            f"need {(int(present.sum()), len(routes.layers), routes.top_k)}",
-        )
+    present = _present_rows(routes.missing_spans, max(tokens - 1, 0))
+    rows, needed = np.asarray(routes.rows), (int(present.sum()), len(routes.layers), routes.top_k)
+    if rows.shape != needed:
+        raise ReplayError("rows", f"rows of shape {rows.shape}, but positions, layers and top-k need {needed}")
+    if rows.size and (rows.min() < 0 or rows.max() >= routes.num_experts):
+        raise ReplayError("index", f"expert ids {rows.min()} … {rows.max()} must lie in 0 … {routes.num_experts - 1}")
     dense[: tokens - 1][present] = rows
     validate_routed(
         dense[: tokens - 1],
@@ -104,6 +97,15 @@ def dense_rows(routes: RoutedExperts, tokens: int) -> RoutesRLK:
         top_k=routes.top_k,
     )
     return dense
+
+
+def _present_rows(missing_spans: Sequence[tuple[int, int]], rows: int) -> NDArray[np.bool_]:
+    present = np.ones(rows, dtype=bool)
+    for start, count in missing_spans:
+        if start < 0 or count < 1 or start + count > rows or not present[start : start + count].all():
+            raise ReplayError("rows", f"missing span {start}+{count} does not fit {rows} rows or meets another span")
+        present[start : start + count] = False
+    return present
 
 
 def expand_layers(

@@ -10,7 +10,7 @@ Shapes: N packed tokens, E experts, L routed layers, K experts a token.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,8 +60,12 @@ class RouteReplay:
 
         return router.register_forward_hook(hook)
 
-    def check(self, routes: RoutedExperts, sample: Sample) -> None:
-        """Raise ReplayError when a record's layers, experts or top-k are not the model's."""
+    def check(self, samples: Iterable[Sample]) -> None:
+        """Raise ReplayError when a sample's record does not fit the model or its own tokens."""
+        for sample in samples:
+            self._dense(sample, follow=True)
+
+    def _check_model(self, routes: RoutedExperts, sample: Sample) -> None:
         if tuple(routes.layers) != self.layers:
             raise ReplayError(
                 "layers",
@@ -93,15 +97,15 @@ class RouteReplay:
     def _load(self, micro_batch: int, samples: Sequence[Sample], *, follow: bool) -> None:
         if (micro_batch, self.layers[0]) in self._rows:
             raise ReplayError("rows", f"micro-batch {micro_batch} already has routes: one step at a time")
-        rows_NLK = torch.cat([torch.from_numpy(self._dense(sample, follow)) for sample in samples]).long()
+        rows_NLK = torch.cat([torch.from_numpy(self._dense(sample, follow=follow)) for sample in samples]).long()
         for position, layer in enumerate(self.layers):
             self._rows[micro_batch, layer] = rows_NLK[:, position].contiguous()
 
-    def _dense(self, sample: Sample, follow: bool) -> RoutesRLK:
+    def _dense(self, sample: Sample, *, follow: bool) -> RoutesRLK:
         tokens = len(sample.token_ids)
         if sample.routed_experts is None or not follow:
             return np.full((tokens, len(self.layers), self.top_k), HOLE, dtype=np.int32)
-        self.check(sample.routed_experts, sample)
+        self._check_model(sample.routed_experts, sample)
         return dense_rows(sample.routed_experts, tokens)
 
     @contextmanager
