@@ -369,14 +369,12 @@ class Trainer:
         return checkpoint.load(self, Path(path), allow_config_change=allow_config_change)
 
     def close(self) -> None:
-        """Remove hooks and leave the rank group. With several ranks the models are let go; the trainer is of no use
-        then.
-        """
+        """Remove hooks and leave the rank group; of several ranks, let the models go. No call is possible afterwards."""
         if self._replay is not None:
             self._replay.close()
         if self.group.world_size > 1 and hasattr(self, "backend"):
-            # Sharded parameters hold the process group. If it outlived destroy_process_group, its threads would be torn down
-            # at interpreter exit, which aborts the process now and then.
+            # Sharded parameters hold the process group. If it outlived destroy_process_group, its threads would be torn
+            # down at interpreter exit, which aborts the process now and then.
             del self.backend, self._reference
             gc.collect()
         self.group.close()
