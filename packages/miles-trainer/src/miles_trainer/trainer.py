@@ -369,7 +369,7 @@ class Trainer:
         return checkpoint.load(self, Path(path), allow_config_change=allow_config_change)
 
     def close(self) -> None:
-        """Remove hooks and leave the rank group; of several ranks, let the models go. No call is possible afterwards."""
+        """Remove hooks and leave the rank group; of several ranks, let the models go. No call works afterwards."""
         if self._replay is not None:
             self._replay.close()
         if self.group.world_size > 1 and hasattr(self, "backend"):
