@@ -110,7 +110,7 @@ def test_replayed_weights_are_the_routers_probabilities_with_gradient(moe_dir: P
         torch.testing.assert_close(weights, probabilities / probabilities.sum(-1, keepdim=True))
         assert bool((weights > 0).all())
         weights[:, 0].sum().backward()
-        assert replay.counts() == (2 * len(rows), 2 * len(rows))
+        assert replay.counts() == (len(rows), len(rows), 2 * len(rows), 2 * len(rows))
     assert router.weight.grad is not None
     assert float(router.weight.grad.abs().sum()) > 0
     assert torch.equal(router(hidden)[1], own_weights)
@@ -137,7 +137,7 @@ def test_routes_are_bound_to_live_modules_and_their_count_is_checked(moe_dir: Pa
     with replay.loaded(_micro_batches(_with(samples, random_routes(samples)))), replay.playing(0), torch.no_grad():
         micro = _micro_batches(samples)[0]
         model(input_ids=micro.input_ids, position_ids=micro.positions, use_cache=False, segment_bounds=micro.bounds)
-        assert replay.counts()[1] == sum(4 * (len(s.token_ids) - 1) for s in samples)
+        assert replay.counts().choices == sum(4 * (len(s.token_ids) - 1) for s in samples)
 
 
 def test_a_record_that_does_not_fit_is_refused_before_anything_changes(moe_dir: Path) -> None:

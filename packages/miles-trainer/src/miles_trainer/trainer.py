@@ -34,7 +34,7 @@ from miles_trainer.objective.logprob import entropy, tempered_log_softmax, token
 from miles_trainer.objective.token_terms import TermOptions, TokenInputs, supervised_loss, token_terms, total_loss
 from miles_trainer.protocols import Meter, Numerics, Quantizer
 from miles_trainer.quantized import quantize_linears
-from miles_trainer.replay.router import RouteReplay
+from miles_trainer.replay.router import RouteCounts, RouteReplay
 from miles_trainer.report import StepReport, UpdateArrays
 from miles_trainer.sample import Sample
 from miles_trainer.step_batch import (
@@ -348,9 +348,14 @@ class Trainer:
     def _replay_metrics(self) -> dict[str, float]:
         if self._replay is None:
             return {}
-        differing, total = self.group.sum(torch.tensor(self._replay.counts(), dtype=torch.int64)).tolist()
-        metrics = {"replay/routes": float(total)}
-        return metrics | ({"replay/route_mismatch": differing / total} if total else {})
+        played = RouteCounts(*self.group.sum(torch.tensor(self._replay.counts(), dtype=torch.int64)).tolist())
+        if not played.routes:
+            return {"replay/routes": 0.0}
+        return {
+            "replay/routes": float(played.routes),
+            "replay/route_mismatch": played.differing_routes / played.routes,
+            "replay/choice_mismatch": played.differing_choices / played.choices,
+        }
 
     # Weights out, state in and out
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,15 @@ def find_routers(model: torch.nn.Module) -> dict[int, torch.nn.Module]:
     return dict(sorted(routers.items()))
 
 
+class RouteCounts(NamedTuple):
+    """A route is the set of experts of one token in one layer; a choice is one expert of it."""
+
+    routes: int
+    differing_routes: int
+    choices: int
+    differing_choices: int
+
+
 class RouteReplay:
     """Recorded routes of one step and the hooks that play them. `close` removes the hooks."""
 
@@ -48,7 +57,7 @@ class RouteReplay:
         first: Any = routers[self.layers[0]]
         self.num_experts, self.top_k = int(first.num_experts), int(first.top_k)
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
-        self._differing: dict[tuple[int, int], int] = {}
+        self._differing: dict[tuple[int, int], tuple[int, int]] = {}
         self._playing: int | None = None
         self._hooks = [self._bind(layer, router) for layer, router in routers.items()]
 
@@ -130,7 +139,8 @@ class RouteReplay:
             )
         present_N1 = recorded_NK[:, :1] != HOLE
         agrees_NK = (recorded_NK[:, :, None] == own_NK[:, None, :]).any(-1)
-        self._differing[micro_batch, layer] = int((~agrees_NK & present_N1).sum())
+        differs_NK = ~agrees_NK & present_N1
+        self._differing[micro_batch, layer] = int(differs_NK.any(-1).sum()), int(differs_NK.sum())
         chosen_NK = torch.where(present_N1, recorded_NK, own_NK)
         probability_NE = torch.nn.functional.softmax(logits_NE, dtype=torch.float, dim=-1)
         weight_NK = probability_NE.gather(-1, chosen_NK)
@@ -138,13 +148,11 @@ class RouteReplay:
             weight_NK = weight_NK / weight_NK.sum(dim=-1, keepdim=True)
         return logits_NE, weight_NK.to(logits_NE.dtype), chosen_NK
 
-    def counts(self) -> tuple[int, int]:
-        """(routes that the model's own router would choose otherwise, recorded routes) over what was played in this
-        step.
-        """
-        played = self._differing.keys()
-        total = sum(int((self._rows[key] != HOLE).sum()) for key in played)
-        return sum(self._differing.values()), total
+    def counts(self) -> RouteCounts:
+        """What was played in this step, and what the model's own routers would have done otherwise."""
+        choices = sum(int((self._rows[key] != HOLE).sum()) for key in self._differing)
+        routes, single = (sum(column) for column in zip(*self._differing.values(), strict=True)) if choices else (0, 0)
+        return RouteCounts(choices // self.top_k, routes, choices, single)
 
     def close(self) -> None:
         """Remove the hooks; the routers choose for themselves again."""
