@@ -53,7 +53,7 @@ class Backend:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
@@ -430,9 +430,9 @@ async def test_metrics_of_all_engines_come_in_one_page(cluster: Callable[..., Cl
 
 
 async def test_a_body_over_the_limit_is_refused(cluster: Callable[..., Cluster]) -> None:
-    router = await cluster(max_request_bytes=10).start()
+    router = await cluster(max_request_bytes=100).start()
     await router.engine()
-    answer = await router.client.post("/generate", content=b"x" * 11)
+    answer = await router.client.post("/generate", content=b"x" * 101)
     assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
 
 
@@ -496,3 +496,57 @@ def test_the_command_announces_its_port_and_ends_on_sigterm() -> None:
         assert httpx.get(f"{ready['url']}/list_workers", timeout=10, trust_env=False).json() == {"urls": []}
         process.terminate()
         assert process.wait(timeout=10) in {0, -15}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "http://[",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:x",
+        "http://127.0.0.1:1\n",
+        "http://127.0.0.1:1?x",
+        "http://127.0.0.1:1#x",
+        "http://a b",
+        "http://" + "a" * 70_000,
+        "file:///etc/hosts",
+        ["http://127.0.0.1:1"],
+    ],
+)
+async def test_an_address_that_is_none_is_refused_and_not_kept(cluster: Callable[..., Cluster], url: object) -> None:
+    router = await cluster().start()
+    for path in ("/workers", "/add_worker", "/remove_worker"):
+        answer = await router.client.post(path, json={"url": url})
+        assert (answer.status_code, answer.json()["code"]) == (400, "worker_url_invalid")
+    assert (await router.client.get("/workers")).json()["workers"] == []
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' * 100_000, b"\xff", b"[]"], ids=len)
+async def test_a_management_body_that_is_no_object_is_400(cluster: Callable[..., Cluster], body: bytes) -> None:
+    router = await cluster().start()
+    for path in ("/workers", "/add_worker", "/remove_worker"):
+        answer = await router.client.post(path, content=body)
+        assert (answer.status_code, answer.json()["code"]) == (400, "worker_url_invalid")
+
+
+async def test_a_management_body_over_the_limit_is_refused(cluster: Callable[..., Cluster]) -> None:
+    router = await cluster(max_request_bytes=10).start()
+    answer = await router.client.post("/workers", content=b"x" * 11)
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("target", ["-1", "7", "9" * 5000, "", "x", b"\xe9"], ids=lambda target: str(target)[:5])
+async def test_an_unknown_target_is_400(cluster: Callable[..., Cluster], target: str | bytes) -> None:
+    router = await cluster().start()
+    await router.engine()
+    answer = await router.client.post("/generate", content=b"{}", headers={"x-smg-target-worker": target})
+    assert (answer.status_code, answer.json()["code"]) == (400, "no_such_worker")
+
+
+async def test_header_bytes_pass_untouched(cluster: Callable[..., Cluster]) -> None:
+    router = await cluster().start()
+    backend = await router.engine()
+    headers = {"x-smg-routing-key": b"caf\xe9", "x-other": b"\xff"}
+    assert (await router.client.post("/generate", content=b"{}", headers=headers)).status_code == 200
+    assert backend.requests[-1][2]["x-other"].encode("latin-1") == b"\xff"

@@ -16,6 +16,7 @@ from miles_rollout.local import EngineConfig
 from miles_rollout.local.engine import LocalEngine
 from miles_rollout.records import Record, expert_digest, record_digest
 from miles_rollout.server.app import create_engine_app
+from miles_rollout.server.bodies import MAX_BODY_BYTES
 
 TOKEN = "control"
 AUTH = {"authorization": f"Bearer {TOKEN}"}
@@ -251,3 +252,43 @@ async def test_pickle_is_refused_with_the_reason(http: httpx.AsyncClient) -> Non
 async def test_unknown_routes_and_methods_are_problems(http: httpx.AsyncClient) -> None:
     assert (await http.get("/nowhere")).json()["code"] == "no_such_route"
     assert (await http.get("/generate")).json()["code"] == "method_not_allowed"
+
+
+HOSTILE = {
+    "deep list": (b"[" * 200_000, "invalid_json"),
+    "deep object": (b'{"a":' * 100_000, "invalid_json"),
+    "no text": (b"\xff\xfe", "invalid_json"),
+    "lone surrogate": (b'{"input_ids": [1], "rid": "\\ud800"}', "invalid_unicode"),
+    "lone surrogate as key": (b'{"\\udfff": 1}', "invalid_unicode"),
+}
+
+
+@pytest.mark.parametrize(("data", "code"), HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("path", ["/generate", "/pause_generation", "/update_weights_from_disk"])
+async def test_a_body_that_is_no_text_is_400(http: httpx.AsyncClient, path: str, data: bytes, code: str) -> None:
+    answer = await http.post(path, content=data, headers=AUTH)
+    assert (answer.status_code, answer.json()["code"]) == (400, code)
+
+
+async def test_labels_and_folders_of_absurd_length_are_400(http: httpx.AsyncClient) -> None:
+    nines = "9" * 5000
+    for path, fields, code in (
+        ("/update_weight_version", {"new_version": nines}, "invalid_version"),
+        ("/update_weights_from_disk", {"model_path": "x", "weight_version": nines}, "invalid_version"),
+        ("/update_weights_from_disk", {"model_path": nines}, "checkpoint_unreadable"),
+    ):
+        answer = await http.post(path, json=fields, headers=AUTH)
+        assert (answer.status_code, answer.json()["code"]) == (400, code)
+        assert len(answer.json()["detail"]) < 1000
+
+
+async def test_a_folder_with_a_broken_index_is_400(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    for index in ("{", "[]", "{}", '{"weight_map": 3}'):
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+        answer = await http.post("/update_weights_from_disk", json={"model_path": str(tmp_path)}, headers=AUTH)
+        assert (answer.status_code, answer.json()["code"]) == (400, "checkpoint_unreadable")
+
+
+async def test_a_body_over_the_limit_is_413(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/generate", content=b" " * (MAX_BODY_BYTES + 1))
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")

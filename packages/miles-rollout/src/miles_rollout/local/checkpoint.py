@@ -36,8 +36,14 @@ class Checkpoint:
 
 def _tensor_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    try:
+        if index.is_file():
+            return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise EngineSetupError(
+            f"{index!s:.200} is no index of safetensors files: {type(error).__name__}: {error!s:.200}",
+            code="checkpoint_unreadable",
+        ) from error
     single = folder / "model.safetensors"
     if single.is_file():
         return [single]

@@ -4,6 +4,7 @@ RolloutError
 └── EngineError                     any of the below; `code` and `status` go on the wire
     ├── EngineSetupError            (ValueError)    the model or the configuration cannot be served
     ├── RequestError                (ValueError)    a request that can never be served
+    │   └── BodyTooLargeError                       its body is over the limit
     ├── EngineBusyError             (RuntimeError)  an operation that needs an idle engine
     ├── EnginePoisonedError         (RuntimeError)  weights are not to be trusted; no generation
     ├── EngineClosedError           (RuntimeError)  the engine is shutting down
@@ -41,6 +42,13 @@ class RequestError(EngineError, ValueError):
 
     code = "invalid_request"
     status = 400
+
+
+class BodyTooLargeError(RequestError):
+    """The body of a request is over the limit."""
+
+    code = "body_too_large"
+    status = 413
 
 
 class EngineBusyError(EngineError, RuntimeError):

@@ -24,7 +24,7 @@ from miles_rollout.router.health import HealthMonitor
 from miles_rollout.router.metrics import merge_pages
 from miles_rollout.router.policies import POLICIES, Clock
 from miles_rollout.router.proxy import BodyTooLargeError, Proxy
-from miles_rollout.server.problems import http_problem, problem
+from miles_rollout.server.problems import http_problem, internal_problem, problem
 
 CLIENT_GONE = 499
 """For the log only: nobody reads this answer."""
@@ -69,6 +69,7 @@ class _Router:
                 HTTPException: http_problem,
                 ClientDisconnect: _client_gone,
                 BodyTooLargeError: _too_large,
+                Exception: internal_problem,
             },
         )
         self.app.state.fleet = self._fleet
@@ -126,10 +127,10 @@ class _Router:
 
     async def _add_worker(self, request: Request) -> Response:
         try:
-            body = await _json_object(request)
+            body = await self._json_object(request)
             if body.get("worker_type", "regular") != "regular":
                 return problem(
-                    400, "worker_type_unknown", f"only 'regular' workers are served, not {body['worker_type']!r}"
+                    400, "worker_type_unknown", f"only 'regular' workers are served, not {body['worker_type']!r:.60}"
                 )
             engine = await self._add(body.get("url"))
         except ValueError as error:
@@ -150,14 +151,14 @@ class _Router:
 
     async def _old_add(self, request: Request) -> Response:
         try:
-            engine = await self._add(await _old_url(request))
+            engine = await self._add(await self._old_url(request))
         except ValueError as error:
             return problem(400, "worker_url_invalid", str(error))
         return JSONResponse({"status": "success", "worker_urls": self._urls(), "id": engine.worker_id})
 
     async def _old_remove(self, request: Request) -> Response:
         try:
-            url = check_url(await _old_url(request))
+            url = check_url(await self._old_url(request))
         except ValueError as error:
             return problem(400, "worker_url_invalid", str(error))
         return self._remove(self._fleet.by_url(url), url)
@@ -170,6 +171,25 @@ class _Router:
 
     async def _old_list(self, request: Request) -> Response:
         return JSONResponse({"urls": self._urls()})
+
+    async def _json_object(self, request: Request) -> dict[str, Any]:
+        raw = await self._proxy.read(request)
+        try:
+            body = json.loads(raw) if raw else {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise ValueError(f"the body is {type(body).__name__}, not an object")
+        return body
+
+    async def _old_url(self, request: Request) -> object:
+        """The URL from the query or the JSON body, as `url` or `worker_url`."""
+        query = request.query_params
+        found = query.get("url") or query.get("worker_url")
+        if found:
+            return found
+        body = await self._json_object(request)
+        return body.get("url") or body.get("worker_url")
 
     def _urls(self) -> list[str]:
         return [engine.url for engine in self._fleet]
@@ -199,24 +219,3 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 async def _too_large(request: Request, error: Exception) -> Response:
     return problem(413, "body_too_large", str(error))
-
-
-async def _json_object(request: Request) -> dict[str, Any]:
-    raw = await request.body()
-    try:
-        body = json.loads(raw) if raw else {}
-    except ValueError as error:
-        raise ValueError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ValueError(f"the body is {type(body).__name__}, not an object")
-    return body
-
-
-async def _old_url(request: Request) -> object:
-    """The URL from the query or the JSON body, as `url` or `worker_url`."""
-    query = request.query_params
-    found = query.get("url") or query.get("worker_url")
-    if found:
-        return found
-    body = await _json_object(request)
-    return body.get("url") or body.get("worker_url")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 _RANK = re.compile(r"@\d+$")
 
@@ -22,9 +23,13 @@ def check_url(url: object) -> str:
         raise ValueError("a worker needs a url, such as http://127.0.0.1:30000")
     if _RANK.search(url):
         raise ValueError(f"{url}: register the engine's address without @rank; this router does not pick ranks")
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.netloc:
-        raise ValueError(f"{url!r} is no http address")
+    try:
+        parsed = httpx.URL(url)
+        known = parsed.scheme in {"http", "https"} and bool(parsed.raw_host) and (parsed.port or 1) < 65536
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ValueError(f"{url!r:.200} is no http address: {error}") from error
+    if not known or parsed.query or parsed.fragment or not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r:.200} is no http address of an engine")
     return url.rstrip("/")
 
 

@@ -14,6 +14,8 @@ from miles_rollout.router.fleet import Engine, Fleet
 
 logger = logging.getLogger(__name__)
 
+MAX_VERSION_DIGITS = 18
+
 
 class HealthMonitor:
     """Keeps the fleet's view of its engines current."""
@@ -64,7 +66,7 @@ def _version(info: Mapping[str, Any]) -> int | None:
     value = str(info.get("weight_version", ""))
     if value == "default":
         return 0
-    return int(value) if value.isdecimal() else None
+    return int(value) if value.isdecimal() and len(value) <= MAX_VERSION_DIGITS else None
 
 
 def _text(value: object) -> str | None:

@@ -46,12 +46,12 @@ class Proxy:
         key = request.headers.get(KEY_HEADER)
         if key is None and self._policy.needs_key and request.method == "POST" and TARGET_HEADER not in request.headers:
             return problem(400, "routing_key_missing", f"the policy routes by session: send the header {KEY_HEADER}")
-        body = await self._read(request)
+        body = await self.read(request)
         return await self._until_gone(request, self._try_engines(request, body, key))
 
     async def broadcast(self, request: Request) -> Response:
         """Pass a request on to every engine, quarantined ones too; the first answer that is no success wins."""
-        body = await self._read(request)
+        body = await self.read(request)
         engines = list(self._fleet)
         if not engines:
             return _no_engine(self._fleet)
@@ -69,7 +69,8 @@ class Proxy:
             logger.warning("engine %s did not answer %s: %r", engine.url, request.url.path, error)
             return None
 
-    async def _read(self, request: Request) -> bytes:
+    async def read(self, request: Request) -> bytes:
+        """The whole body. Raises `BodyTooLargeError`."""
         chunks, size = [], 0
         async for chunk in request.stream():
             size += len(chunk)
@@ -113,9 +114,11 @@ class Proxy:
 
     async def _to_target(self, request: Request, body: bytes, target: str) -> Response:
         engines = list(self._fleet)
-        if not target.isdecimal() or int(target) >= len(engines):
-            return problem(400, "no_such_worker", f"{TARGET_HEADER} is {target!r}; there are {len(engines)} workers")
-        engine = engines[int(target)]
+        known = {str(index): engine for index, engine in enumerate(engines)}
+        if target not in known:
+            detail = f"{TARGET_HEADER} is {target!r:.60}; there are {len(engines)} workers"
+            return problem(400, "no_such_worker", detail)
+        engine = known[target]
         if not engine.healthy:
             return problem(
                 503, "worker_not_routable", f"worker {target} ({engine.url}) is not routable: {engine.reason}"
@@ -171,10 +174,11 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """The client's headers; the client library sets the length again from the same bytes."""
+def _passed_on(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    """The client's headers, byte for byte; the client library sets the length again from the same bytes."""
     dropped = _HOP_BY_HOP | {"content-length", TARGET_HEADER}
-    return {name: value for name, value in headers.items() if name.lower() not in dropped}
+    kept = {name: value for name, value in headers.items() if name.lower() not in dropped}
+    return {name.encode("latin-1"): value.encode("latin-1") for name, value in kept.items()}
 
 
 def _no_engine(fleet: Fleet) -> Response:

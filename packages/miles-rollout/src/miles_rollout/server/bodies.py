@@ -9,10 +9,12 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from miles_rollout.local.errors import RequestError
+from miles_rollout.local.errors import BodyTooLargeError, RequestError
 from miles_rollout.local.requests import EngineRequest, SamplingParams
 
 MAX_BODY_BYTES = 64 << 20
+MAX_VERSION_DIGITS = 18
+"""Versions are int64 wherever they are stored."""
 
 _NEUTRAL_SAMPLING: Mapping[str, Any] = {
     "custom_params": None,
@@ -149,12 +151,14 @@ B = TypeVar("B", bound=Body)
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
-    """Read and check a JSON body. Raises `RequestError` with what is wrong and where."""
+    """Read and check a JSON body. Raises `RequestError` with what is wrong and where, `BodyTooLargeError`."""
     raw = await _read_limited(request)
     try:
         document = json.loads(raw or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+    if b"\\u" in raw:
+        _require_text(document)
     try:
         body = kind.model_validate(document)
     except ValidationError as error:
@@ -194,8 +198,11 @@ def engine_request(body: GenerateBody) -> EngineRequest:
 
 def version_number(text: str) -> int:
     """Parse a decimal version label. Raises `RequestError`."""
-    if not (text.isascii() and text.isdecimal()):
-        raise RequestError(f"weight version {text!r} is not a decimal integer", code="invalid_version")
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_VERSION_DIGITS):
+        raise RequestError(
+            f"weight version {text!r:.40} is not a decimal integer of at most {MAX_VERSION_DIGITS} digits",
+            code="invalid_version",
+        )
     return int(text)
 
 
@@ -205,9 +212,20 @@ async def _read_limited(request: Request) -> bytes:
     async for chunk in request.stream():
         size += len(chunk)
         if size > MAX_BODY_BYTES:
-            raise RequestError(f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
+            raise BodyTooLargeError(f"the body is larger than {MAX_BODY_BYTES} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _require_text(document: Any) -> None:
+    """An escaped lone surrogate is legal JSON but no text: it could not be sent back or name a file."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the body holds a lone surrogate ({error.object[error.start]!a}), which is not text",
+            code="invalid_unicode",
+        ) from error
 
 
 def _check_extra(body: Body) -> None:

@@ -40,5 +40,5 @@ async def http_problem(_request: Request, error: Exception) -> Response:
 
 
 async def internal_problem(_request: Request, error: Exception) -> Response:
-    """Exception handler for everything else: the server's log has the trace."""
-    return problem(500, "internal_error", f"{type(error).__name__}: {error}")
+    """Exception handler for everything else: the server's log has the trace, the client gets nothing of it."""
+    return problem(500, "internal_error", f"the server failed ({type(error).__name__}); its log has the reason")
