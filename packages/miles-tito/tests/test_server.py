@@ -150,7 +150,8 @@ async def test_impossible_values_are_refused(make_server: MakeServer, field: dic
 
 @pytest.mark.parametrize(
     "messages",
-    [[], "x", None, {}, [1], [{"content": "x"}], [{"role": "wizard", "content": "x"}], [{"role": "user"}]],
+    [[], "x", None, {}, [1], [{"content": "x"}], [{"role": "wizard", "content": "x"}], [{"role": "user"}]]
+    + [[{"role": role, "content": "x"}] for role in ([], {}, [None], 1, True)],
 )
 async def test_malformed_messages_are_400(make_server: MakeServer, messages: Any) -> None:
     server = make_server()

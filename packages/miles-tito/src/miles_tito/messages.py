@@ -64,8 +64,8 @@ def _normalize(index: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _bad(index, "", f"message {index} is {type(message).__name__}, not an object")
     role = message.get("role")
-    if role not in ROLES:
-        raise _bad(index, "role", f"message {index} has role {role!r}; known roles are {', '.join(sorted(ROLES))}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _bad(index, "role", f"message {index} has role {role!r:.60}; known roles are {', '.join(sorted(ROLES))}")
     stored = dict(message)
     if "content" in stored:
         stored["content"] = _normalize_content(index, stored["content"])
