@@ -28,7 +28,7 @@ def check_url(url: object) -> str:
         known = parsed.scheme in {"http", "https"} and bool(parsed.raw_host) and (parsed.port or 1) < 65536
     except (httpx.InvalidURL, ValueError) as error:
         raise ValueError(f"{url!r:.200} is no http address: {error}") from error
-    if not known or parsed.query or parsed.fragment or not url.isprintable() or " " in url:
+    if not known or "%" in parsed.host or parsed.query or parsed.fragment or not url.isprintable() or " " in url:
         raise ValueError(f"{url!r:.200} is no http address of an engine")
     return url.rstrip("/")
 
