@@ -15,7 +15,22 @@ from hypothesis import strategies as st
 
 from miles.errors import RoleDiedError, RoleError
 from miles.ports import listen
-from miles.rpc import MAX_BUFFER_BYTES, Buffers, Frame, FrameError, RoleClient, parse_header, parse_prefix, serve_calls
+from miles.rpc import (
+    HELLO_TIMEOUT_S,
+    MAX_BUFFER_BYTES,
+    MAX_HEADER_BYTES,
+    Buffers,
+    Frame,
+    FrameError,
+    RoleClient,
+    parse_header,
+    parse_prefix,
+    serve_calls,
+)
+
+
+def frame(header: bytes) -> bytes:
+    return b"MRP1" + struct.pack("<I", len(header)) + header
 
 
 def echo(arguments: Mapping[str, Any], buffers: Buffers) -> tuple[Mapping[str, Any], Buffers]:
@@ -95,7 +110,15 @@ async def test_garbage_on_the_port_harms_nobody(port: int) -> None:
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"MRP1" + struct.pack("<I", 0xFFFFFFFF),
-        b"MRP1" + struct.pack("<I", 2) + b"[]",
+        frame(b"[]"),
+        frame(b'"text"'),
+        frame(b"[" * 4000),
+        frame(b'{"token": "x", "buffers": [1e999]}'),
+        frame(b'{"token": "x", "buffers": [true]}'),
+        frame(b'{"token": "x", "buffers": 3}'),
+        # a stranger may not make the role set memory aside
+        frame(b'{"token": "x", "buffers": [%d]}' % (1 << 20)),
+        b"MRP1" + struct.pack("<I", MAX_HEADER_BYTES),
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(garbage)
@@ -105,6 +128,36 @@ async def test_garbage_on_the_port_harms_nobody(port: int) -> None:
     client = RoleClient("role", "127.0.0.1", port, "secret")
     assert (await client.call("echo", timeout_s=5))[0] == {"arguments": {}}
     await client.aclose()
+
+
+@pytest.mark.parametrize("token", ["é", "\\ud800", ""])
+async def test_a_token_of_any_text_is_refused_and_harms_nobody(port: int, token: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(frame(b'{"token": "%s", "buffers": []}' % token.encode()))
+    assert b"unauthorized" in await reader.read()
+    writer.close()
+    client = RoleClient("role", "127.0.0.1", port, "secret")
+    assert (await client.call("echo", timeout_s=5))[0] == {"arguments": {}}
+    await client.aclose()
+
+
+async def test_a_stranger_that_says_nothing_does_not_keep_the_driver_out(port: int) -> None:
+    _, silent = await asyncio.open_connection("127.0.0.1", port)
+    client = RoleClient("role", "127.0.0.1", port, "secret")
+    assert (await client.call("echo", timeout_s=HELLO_TIMEOUT_S + 10))[0] == {"arguments": {}}
+    await client.aclose()
+    silent.close()
+
+
+async def test_an_answer_that_is_no_frame_names_the_role() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(RoleDiedError, match="role: answered 'echo' with expected a frame"):
+            await RoleClient("role", "127.0.0.1", port, "secret").call("echo", timeout_s=5)
 
 
 def test_sizes_are_checked_before_anything_is_allocated() -> None:

@@ -1,8 +1,8 @@
 """Calls between the driver and a role: one loopback TCP connection, a JSON header and raw buffers, never pickle.
 
 Frame: `b"MRP1" | u32 header length | JSON header | buffers`, little endian; the header's `buffers` lists their sizes.
-The first frame of a connection must carry the role's token. Calls of a connection are answered in order, one at a
-time.
+The first frame of a connection must carry the role's token, soon, and no buffers: nothing of a stranger's is kept.
+Calls of a connection are answered in order, one at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hmac
 import json
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from miles.errors import RoleDiedError, RoleError
 MAGIC = b"MRP1"
 MAX_HEADER_BYTES = 16 << 20
 MAX_BUFFER_BYTES = 8 << 30
+MAX_HELLO_BYTES = 4096
+HELLO_TIMEOUT_S = 5.0
 
 Buffers = Sequence[bytes]
 Handler = Callable[[Mapping[str, Any], Buffers], tuple[Mapping[str, Any], Buffers]]
@@ -43,25 +46,26 @@ class Frame:
         return b"".join([MAGIC, struct.pack("<I", len(header)), header, *self.buffers])
 
 
-def parse_prefix(prefix: bytes) -> int:
+def parse_prefix(prefix: bytes, limit: int = MAX_HEADER_BYTES) -> int:
     """Header length of a frame that begins with these 8 bytes."""
     if prefix[:4] != MAGIC:
         raise FrameError(f"expected a frame of the role protocol, got {prefix[:4]!r}")
     (length,) = struct.unpack("<I", prefix[4:8])
-    if length > MAX_HEADER_BYTES:
-        raise FrameError(f"a header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
+    if length > limit:
+        raise FrameError(f"a header of {length} bytes is over the limit of {limit}")
     return int(length)
 
 
-def parse_header(data: bytes) -> tuple[dict[str, Any], list[int]]:
+def parse_header(data: bytes, limit: int = MAX_BUFFER_BYTES) -> tuple[dict[str, Any], list[int]]:
     """(header without sizes, buffer sizes); sizes are checked before anything is allocated."""
     try:
         header = json.loads(data)
-        sizes = [int(size) for size in header.pop("buffers")]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        sizes = header.pop("buffers")
+        valid = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise FrameError(f"not a frame header: {error}") from error
-    if any(size < 0 for size in sizes) or sum(sizes) > MAX_BUFFER_BYTES:
-        raise FrameError(f"buffers of {sizes} bytes are outside the limit of {MAX_BUFFER_BYTES}")
+    if not valid or sum(sizes) > limit:
+        raise FrameError(f"buffers of {sizes!r:.100} bytes are outside the limit of {limit}")
     return header, sizes
 
 
@@ -73,13 +77,12 @@ def serve_calls(listener: socket.socket, token: str, handlers: Mapping[str, Hand
             try:
                 if _serve_connection(connection, token, handlers):
                     return
-            except (ConnectionError, FrameError):
+            except (OSError, FrameError):
                 continue
 
 
 def _serve_connection(connection: socket.socket, token: str, handlers: Mapping[str, Handler]) -> bool:
-    hello = _receive(connection)
-    if not hmac.compare_digest(str(hello.header.get("token", "")), token):
+    if not _greeted(connection, token):
         connection.sendall(Frame({"error": {"code": "unauthorized", "message": "wrong token"}}).encode())
         return False
     connection.sendall(Frame({"result": {}}).encode())
@@ -89,6 +92,16 @@ def _serve_connection(connection: socket.socket, token: str, handlers: Mapping[s
             connection.sendall(Frame({"result": {}}).encode())
             return True
         connection.sendall(_answer(call, handlers).encode())
+
+
+def _greeted(connection: socket.socket, token: str) -> bool:
+    """Whether the first frame has the token. Calls wait behind a stranger no longer than `HELLO_TIMEOUT_S`."""
+    deadline = time.monotonic() + HELLO_TIMEOUT_S
+    length = parse_prefix(_exactly(connection, 8, deadline), MAX_HELLO_BYTES)
+    header, _ = parse_header(_exactly(connection, length, deadline), 0)
+    connection.settimeout(None)
+    given = str(header.get("token", "")).encode("utf-8", "surrogatepass")
+    return hmac.compare_digest(given, token.encode())
 
 
 def _answer(call: Frame, handlers: Mapping[str, Handler]) -> Frame:
@@ -107,10 +120,12 @@ def _receive(connection: socket.socket) -> Frame:
     return Frame(header, tuple(_exactly(connection, size) for size in sizes))
 
 
-def _exactly(connection: socket.socket, n_bytes: int) -> bytes:
+def _exactly(connection: socket.socket, n_bytes: int, deadline: float | None = None) -> bytes:
     data = bytearray(n_bytes)
     view = memoryview(data)
     while view:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         received = connection.recv_into(view)
         if received == 0:
             raise ConnectionResetError("the other side closed the connection")
@@ -139,14 +154,9 @@ class RoleClient:
                     reply = await _exchange(
                         reader, writer, Frame({"call": name, "arguments": dict(arguments or {})}, tuple(buffers))
                     )
-            except (OSError, asyncio.IncompleteReadError) as error:
+            except (OSError, asyncio.IncompleteReadError, FrameError) as error:
                 await self.aclose()
-                reason = (
-                    f"no answer to {name!r} within {timeout_s:g} s"
-                    if isinstance(error, TimeoutError)
-                    else f"hung up in {name!r}"
-                )
-                raise RoleDiedError(self.role, "role_died", reason) from error
+                raise RoleDiedError(self.role, "role_died", _why(error, name, timeout_s)) from error
         return self._result(reply)
 
     async def aclose(self) -> None:
@@ -171,6 +181,12 @@ class RoleClient:
             error = reply.header["error"]
             raise RoleError(self.role, str(error["code"]), str(error["message"]))
         return dict(reply.header["result"]), reply.buffers
+
+
+def _why(error: Exception, name: str, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer to {name!r} within {timeout_s:g} s"
+    return f"answered {name!r} with {error}" if isinstance(error, FrameError) else f"hung up in {name!r}"
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame: Frame) -> Frame:
