@@ -108,7 +108,8 @@ class Driver:
             groups = shuffled_rewards(groups, seed=self.config.loop.seed * 1_000_003 + step)
         data = [dumps_group(group, TrajectoryBytes()) for group in groups]
         if step in (0, self.config.loop.steps - 1):
-            (self.folder.trajectories / f"step-{step + 1:06d}.group").write_bytes(data[0])
+            for group, body in zip(groups, data, strict=True):
+                (self.folder.trajectories / f"step-{step + 1:06d}-group-{group.group_id:06d}.bin").write_bytes(body)
         answer = await self.fleet.trainer_call(
             "train", {"step": step}, data, timeout_s=self.config.runtime.train_timeout_s
         )
