@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from miles.run_folder import read_jsonl
 from miles.wiring.samples import verified_batch
 from miles_trainer import Sample, Trainer, TrainerConfig

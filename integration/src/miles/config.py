@@ -28,9 +28,10 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which model is trained."""
 
-    path: Path | None = Field(
-        None, description="Hugging Face folder; none = the toy, made and pre-trained in the cache"
+    name: Literal["toy", "smollm2-135m-instruct"] = Field(
+        "toy", description="the toy is made and pre-trained in the cache; the other is fetched and converted there"
     )
+    path: Path | None = Field(None, description="a Hugging Face folder in its place")
     toy_pretrain_steps: PositiveInt = Field(200, description="supervised steps of the toy's pre-training")
     toy_seed: int = Field(0, description="seed of the toy's weights and pre-training data")
 
@@ -38,9 +39,10 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     """What is learned. Prompts, agent and grader belong together."""
 
-    name: Literal["tool_sum"] = Field("tool_sum", description="built-in task")
+    name: Literal["tool_sum", "word_problem"] = Field("tool_sum", description="built-in task")
     prompts_path: Path | None = Field(None, description="JSONL of prompts in place of the task's own training prompts")
-    held_out: PositiveInt = Field(64, description="questions kept apart from training, asked before and after")
+    held_out: PositiveInt = Field(64, description="questions of each set kept apart from training")
+    held_out_temperature: float = Field(1.0, ge=0, description="temperature of the held-out questions; 0 = greedy")
     shuffle_rewards: bool = Field(
         False, description="control: permute the rewards of each batch; nothing should be learned"
     )

@@ -38,3 +38,7 @@ class RoleDiedError(RoleError):
 
 class RunFolderError(MilesError, OSError):
     """The run folder cannot be created or written."""
+
+
+class ModelFetchError(MilesError, OSError):
+    """The files of a model cannot be fetched."""

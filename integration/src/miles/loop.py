@@ -18,7 +18,17 @@ from miles.run_folder import MetricsLog, RunFolder
 from miles.tasks import RolloutTask
 from miles.ui import View
 from miles.wiring.trajectories import TrajectoryBytes
-from miles_rollout import EventLog, GraderPool, Group, Ledger, PromptKey, RolloutWorker, dumps_group
+from miles_rollout import (
+    EvalResult,
+    EventLog,
+    GraderPool,
+    Group,
+    Ledger,
+    Prompt,
+    PromptKey,
+    RolloutWorker,
+    dumps_group,
+)
 
 SUCCESS = 1.0
 HELD_OUT_SEED = 20_000
@@ -141,13 +151,24 @@ class Driver:
         await self.fleet.sessions.set_versions(begun=begun, acknowledged=acknowledged)
 
     async def _held_out(self, step: int) -> None:
+        """Ask every held-out set; `heldout/success` is that of the first."""
         if not self.config.loop.evaluate:
             return
-        self.view.phase(f"asking {len(self.task.held_out)} held-out questions at version {self.version()}")
-        results = await self.worker.evaluate(self.task.held_out, seed=HELD_OUT_SEED)
-        success = sum(result.reward == SUCCESS for result in results) / len(results)
-        self.metrics.write({"step": step, "heldout/success": success, "heldout/questions": len(results)})
-        self.view.phase(f"held-out success {success:.1%} at version {self.version()}")
+        count = sum(len(questions) for questions in self.task.held_out.values())
+        self.view.phase(f"asking {count} held-out questions at version {self.version()}")
+        row: dict[str, float] = {}
+        for name, questions in self.task.held_out.items():
+            results = await self.worker.evaluate(
+                questions,
+                seed=HELD_OUT_SEED,
+                request_kwargs={"temperature": self.config.task.held_out_temperature},
+            )
+            row |= held_out_metrics(name, questions, results)
+        first = next(iter(self.task.held_out))
+        row |= {f"heldout/{key}": row[f"heldout/{first}/{key}"] for key in ("success", "questions")}
+        self.metrics.write({"step": step, **row})
+        sets = ", ".join(f"{name} {row[f'heldout/{name}/success']:.1%}" for name in self.task.held_out)
+        self.view.phase(f"held-out success at version {self.version()}: {sets}")
 
     async def _save(self) -> None:
         path = self.folder.checkpoints / "hf"
@@ -164,6 +185,18 @@ class Driver:
         """Versions the oldest token of each group was behind the weights that trained on it."""
         lags = [step - group.oldest_version for group in groups if group.oldest_version is not None]
         return {"staleness/mean": sum(lags) / len(lags), "staleness/max": max(lags)} if lags else {}
+
+
+def held_out_metrics(name: str, questions: Sequence[Prompt], results: Sequence[EvalResult]) -> dict[str, float]:
+    """Success and number of questions of a set, and of each operation that the questions name."""
+    outcomes: dict[str, list[bool]] = {f"heldout/{name}": []}
+    for question, result in zip(questions, results, strict=True):
+        right = result.reward == SUCCESS
+        outcomes[f"heldout/{name}"].append(right)
+        if "operation" in question.metadata:
+            outcomes.setdefault(f"heldout/{name}/{question.metadata['operation']}", []).append(right)
+    success = {f"{key}/success": sum(right) / len(right) for key, right in outcomes.items()}
+    return success | {f"{key}/questions": len(right) for key, right in outcomes.items()}
 
 
 def shuffled_rewards(groups: Sequence[Group], *, seed: int) -> list[Group]:

@@ -18,9 +18,10 @@ from miles.report import write_report
 from miles.run_folder import MetricsLog, RunFolder
 from miles.runtime.local import LocalRuntime
 from miles.tasks import RolloutTask
+from miles.tasks.registry import load_task
 from miles.ui import LiveTable, View
 from miles.wiring.errors import stopping_code, typed
-from miles.wiring.rollout import build_worker, load_source, load_task
+from miles.wiring.rollout import build_worker, load_source
 from miles.wiring.sessions import TitoSessions
 from miles_rollout import EventLog, GraderPool, PromptSource
 
@@ -36,7 +37,7 @@ async def run_training(resolved: Resolved, root: Path, view: View | None = None)
     view = view or LiveTable()
     check_model(resolved.config)
     folder = RunFolder(root)
-    task = load_task(resolved.config)
+    task = load_task(resolved.config.task)
     source = load_source(resolved.config, task)
     folder.create()
     folder.config.write_text(to_toml(resolved))
@@ -99,15 +100,20 @@ def check_model(config: RunConfig) -> None:
 
 
 async def model_folder(config: RunConfig, view: View) -> Path:
-    """The Hugging Face folder to start from; the toy is made here when none is given."""
+    """The Hugging Face folder to start from; a model that is not in the cache is made or fetched now."""
     if config.model.path is not None:
         return config.model.path
-    from miles.toy import ToyRecipe, toy_folder
-
-    recipe = ToyRecipe(seed=config.model.toy_seed, steps=config.model.toy_pretrain_steps)
     cache = config.runtime.cache or default_cache()
-    view.phase(f"toy model: {cache / recipe.folder_name} (pre-trained here when it is absent)")
-    return await asyncio.to_thread(toy_folder, recipe, cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    if config.model.name == "toy":
+        from miles.toy import ToyRecipe, toy_folder
+
+        recipe = ToyRecipe(seed=config.model.toy_seed, steps=config.model.toy_pretrain_steps)
+        view.phase(f"toy model: {cache / recipe.folder_name} (pre-trained here when it is absent)")
+        return await asyncio.to_thread(toy_folder, recipe, cache)
+    from miles.models.smollm2 import smollm2_folder
+
+    return await asyncio.to_thread(smollm2_folder, cache, view.phase)
 
 
 def default_cache() -> Path:

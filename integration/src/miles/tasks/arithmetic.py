@@ -1,4 +1,4 @@
-"""The calculator's language: integers, `+`, `-`, `*`, with the usual precedence. Parsed here, never evaluated by Python."""
+"""The calculator's language: integers, `+`, `-`, `*`, with the usual precedence. Parsed, never evaluated by Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_LENGTH = 20
 
 
 def calculate(expression: str) -> int | None:
-    """The value of `12+34*5`; None when it is not `number (operator number)*` or longer than `MAX_LENGTH` characters."""
+    """The value of `12+34*5`; None when it is not `number (operator number)*` or is over `MAX_LENGTH` characters."""
     numbers, operators = _tokens(expression)
     if numbers is None:
         return None

@@ -1,24 +1,25 @@
 """Two turns with a calculator in words: the quick start's task.
 
-`Leo has 12 nuts and buys 34 more. How many nuts does Leo have?` → the policy must call the tool with the right operation
-(`<calc>12+34</calc>`), gets `Result: 46` as a user turn, and must answer `46`. Two-digit products are beyond a small model, so the
-tool is needed. Two worked examples stand in the prompt (addition and multiplication; subtraction has none).
+To `Leo has 12 nuts and buys 34 more. How many nuts does Leo have?` the policy must answer with the right call of the
+tool, `<calc>12+34</calc>`; it gets `Result: 46` as a user turn and must answer `46`. Two-digit products are beyond a
+small model, so the tool is needed. Two worked examples stand in the prompt (addition and multiplication, no subtraction).
 
-Reward: 1 for the right number in the second turn (one final full stop allowed), 0.2 for a valid call with another answer, else 0.
+Reward: 1 for the right number in the second turn (one final full stop allowed), 0.2 for a valid call with another
+answer, else 0.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
+from miles.tasks.arithmetic import calculate
 from miles_rollout.data import Prompt
 from miles_rollout.protocols import Grade, GradeRequest
-
-from miles.tasks.arithmetic import calculate
 
 CALL = re.compile(r"\s*<calc>([0-9+\-* ]{1,20})</calc>\s*")
 VALID_CALL_REWARD = 0.2
@@ -72,19 +73,13 @@ def problems(
     dice = random.Random(seed)
     seen = {known.text for known in without}
     found: list[Problem] = []
-    for operation in _in_turn(templates):
-        candidate = problem(operation, templates, dice)
+    operations = cycle(templates)
+    while len(found) < count:
+        candidate = problem(next(operations), templates, dice)
         if candidate.text not in seen:
             seen.add(candidate.text)
             found.append(candidate)
-        if len(found) == count:
-            return found
-    raise AssertionError("unreachable")
-
-
-def _in_turn(templates: dict[str, str]) -> Iterator[str]:
-    while True:
-        yield from templates
+    return found
 
 
 def prompts(questions: Sequence[Problem], prefix: str) -> list[Prompt]:

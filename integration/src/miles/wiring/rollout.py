@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from miles.config import RunConfig
-from miles.tasks import RolloutTask, tool_sum
-from miles.tasks.tool_sum_agent import ToolSumAgent
+from miles.tasks import RolloutTask
 from miles_rollout import EventLog, GraderPool, Ledger, PromptSource, RolloutWorker
 from miles_rollout.protocols import SessionClient
 from miles_tito import IdentityViolation
-
-
-def load_task(config: RunConfig) -> RolloutTask:
-    """The task of the configuration."""
-    training, held_out = tool_sum.split_questions(config.task.held_out)
-    agent = ToolSumAgent()
-    return RolloutTask(
-        training=tool_sum.prompts(training, "train"),
-        held_out=tool_sum.prompts(held_out, "held-out"),
-        agent=agent,
-        grader="miles.tasks.tool_sum:grade",
-        close=agent.aclose,
-    )
 
 
 def load_source(config: RunConfig, task: RolloutTask) -> PromptSource:

@@ -1,0 +1,1 @@
+"""Pretrained models that Miles can fetch and convert by itself."""
