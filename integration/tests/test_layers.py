@@ -33,6 +33,11 @@ def test_later_layers_win_and_keep_their_origin(tmp_path: Path) -> None:
         (["--weightsync.pause_mode", "abort"], "needs rollout.buffer.max_staleness 0, got 2"),
         (["--trainer.replay.enabled"], "needs tito.session.record_experts"),
         (["--numerics.batch_invariant"], "needs rollout.engine.max_context"),
+        (["--loop.steps"], r"loop.steps \(command line\): expected a number, got true"),
+        (["--loop.steps", "3\nseed = 9"], r"loop.steps \(command line\): .*valid integer"),
+        (["--loop.steps", "[" * 5000], r"loop.steps \(command line\): .*valid integer"),
+        (["--loop.steps", "9" * 5000], r"loop.steps \(command line\): .*integer"),
+        (["--loop.a\nb", "3"], r"unknown option 'loop.a\\nb'"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(arguments: list[str], message: str) -> None:
@@ -47,6 +52,21 @@ def test_a_missing_or_broken_recipe_is_named(tmp_path: Path) -> None:
     broken.write_text("[loop\n")
     with pytest.raises(ConfigError, match=r"cannot read the recipe .*broken.toml"):
         from_file(broken)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a." * 3000 + "b = 1", "a = " + "9" * 5000], ids=len)
+def test_a_recipe_no_parser_can_follow_is_named(tmp_path: Path, text: str) -> None:
+    recipe = tmp_path / "deep.toml"
+    recipe.write_text(text)
+    with pytest.raises(ConfigError, match=r"cannot read the recipe .*deep.toml"):
+        from_file(recipe)
+
+
+def test_a_table_as_one_value_leaves_its_sections_other_options(tmp_path: Path) -> None:
+    environment = from_environment({"MILES__LOOP": "{steps = 4}"})
+    resolved = resolve([*from_arguments(["--loop.steps", "3", "--loop.evaluate", "false"]), *environment])
+    assert (resolved.config.loop.steps, resolved.config.loop.evaluate) == (4, False)
+    assert resolved.origins == {"loop.steps": "$MILES__LOOP", "loop.evaluate": "command line"}
 
 
 def test_the_printed_configuration_reads_back_as_itself(tmp_path: Path) -> None:

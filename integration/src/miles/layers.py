@@ -49,24 +49,46 @@ def resolve(settings: Iterable[Setting]) -> Resolved:
     """Merge settings, later ones win. Raises `ConfigError` naming the option, where it was set, and what to do."""
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for setting in settings:
+    flags: list[Setting] = []
+    for setting in _leaves(settings):
         _put(tree, setting)
         origins[setting.name] = setting.origin
+        flags += [setting] if isinstance(setting.value, bool) else []
     try:
-        return Resolved(RunConfig.model_validate(tree), origins)
+        config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item, origins) for item in error.errors())) from None
+    _refuse_flags_for_numbers(config, flags, origins)
+    return Resolved(config, origins)
+
+
+def _leaves(settings: Iterable[Setting]) -> Iterable[Setting]:
+    """A table given as one value sets its members; the section's other options stay as they are."""
+    for setting in settings:
+        if isinstance(setting.value, Mapping):
+            yield from from_tree(setting.value, setting.origin, setting.path)
+        else:
+            yield setting
+
+
+def _refuse_flags_for_numbers(config: RunConfig, flags: Iterable[Setting], origins: Mapping[str, str]) -> None:
+    """`--loop.steps` without its value would otherwise be one step: a truth value counts as a number."""
+    for flag in flags:
+        value: Any = config
+        for key in flag.path:
+            value = getattr(value, key, None)
+        if origins[flag.name] == flag.origin and isinstance(value, int | float) and not isinstance(value, bool):
+            raise ConfigError(f"{flag.name} ({flag.origin}): expected a number, got {str(flag.value).lower()}")
 
 
 def from_file(path: Path) -> list[Setting]:
     """The settings of a TOML file."""
     try:
-        tree = tomllib.loads(path.read_text())
+        return list(from_tree(tomllib.loads(path.read_text()), str(path.name)))
     except FileNotFoundError:
         raise ConfigError(f"no recipe at {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the recipe {path}: {error}") from None
-    return list(from_tree(tree, str(path.name)))
 
 
 def from_tree(tree: Mapping[str, Any], origin: str, prefix: Dotted = ()) -> Iterable[Setting]:
@@ -103,11 +125,12 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
 
 
 def parse_value(text: str) -> Any:
-    """`text` as a TOML value (numbers, booleans, lists, tables), else as it is."""
+    """`text` as one TOML value (numbers, booleans, lists, tables), else as it is."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return table["value"] if len(table) == 1 else text
 
 
 def to_toml(resolved: Resolved) -> str:
@@ -152,6 +175,7 @@ def _put(tree: dict[str, Any], setting: Setting) -> None:
 def _explain(item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     name = ".".join(str(part) for part in item["loc"])
     origin = origins.get(name, "")
+    name = name if name.isprintable() else repr(name)
     where = f" ({origin})" if origin else ""
     if item["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, option_names(RunConfig), n=1)
