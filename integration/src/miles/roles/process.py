@@ -27,8 +27,9 @@ class RoleSettings(BaseModel):
 
 
 def announce(ready: Mapping[str, Any]) -> None:
-    """Tell the runtime that this role is ready."""
+    """Tell the runtime that this role is ready. Nobody reads on: what is printed later goes to the log."""
     print(json.dumps(dict(ready)), flush=True)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
 
 def run_role(settings_type: type[Settings], main: Callable[[Settings], None]) -> None:
@@ -44,7 +45,9 @@ def run_role(settings_type: type[Settings], main: Callable[[Settings], None]) ->
 
 def _end_with_driver() -> None:
     """End this process, gracefully and then not, when the driver closes our standard input."""
-    sys.stdin.buffer.read()
+    # not through sys.stdin, whose lock this thread would hold when the interpreter ends: that is a fatal error
+    while os.read(0, 65536):
+        continue
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(DRAIN_S)
     os._exit(1)

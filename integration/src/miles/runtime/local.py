@@ -50,10 +50,11 @@ class LocalRole:
             raise RoleDiedError(self.name, "role_died", f"ended with {self._process.returncode}: {tail(self._log)}")
 
     async def stop(self) -> None:
-        """Close standard input, wait, then terminate, then kill."""
+        """Close standard input, wait, then terminate, then kill. A role that is still starting has nothing to end."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        for end in (None, self._process.terminate, self._process.kill):
+        gently = [None] if self.ready else []
+        for end in (*gently, self._process.terminate, self._process.kill):
             if self._process.returncode is not None:
                 return
             if end is not None:
@@ -106,23 +107,37 @@ class LocalRuntime:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await process.stdin.drain()
-                line = await process.stdout.readline()
+                announcement = await _first_object(process.stdout)
         except TimeoutError:
             raise RoleError(
                 spec.name, "start_timeout", f"not ready within {self._start_timeout_s:g} s: {tail(log)}"
             ) from None
         except ConnectionError:
-            line = b""
-        if not line:
+            announcement = None
+        if announcement is None:
             await process.wait()
             raise RoleDiedError(spec.name, "role_died", f"ended while starting: {tail(log)}")
-        announcement: dict[str, Any] = json.loads(line)
         if "error" in announcement:
             raise RoleError(spec.name, announcement["error"]["code"], announcement["error"]["message"])
         return announcement
 
 
+async def _first_object(lines: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The first JSON object among the lines; what a library may print before it is passed over. None at the end."""
+    async for line in lines:
+        try:
+            announcement = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(announcement, dict):
+            return announcement
+    return None
+
+
 def tail(log: Path) -> str:
     """The last lines of a log."""
-    data = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    try:
+        data = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    except OSError as error:
+        return f"no log ({error})"
     return f"{data}\n(log: {log})" if data else f"no output (log: {log})"
