@@ -124,6 +124,42 @@ def test_mask_and_versions_must_be_those_of_the_turns(trajectory: Trajectory) ->
         verify_records(replace(trajectory, weight_version_spans=wrong))
 
 
+def test_an_expert_row_that_no_turn_recorded_is_an_expert_identity_error(trajectory: Trajectory) -> None:
+    """Without its digest a turn's rows would be replayed unchecked."""
+    experts = trajectory.routed_experts
+    assert experts is not None
+    last = trajectory.turns[-1]
+    bare = replace(
+        last,
+        expert_digest=None,
+        expert_version_spans=(),
+        record_digest=record_digest(
+            trajectory.token_ids[: last.prompt_length],
+            [*trajectory.token_ids[last.prompt_length : last.end], *last.trimmed_ids],
+            [*trajectory.logprobs[last.prompt_length : last.end], *last.trimmed_logprobs],
+            last.version_spans,
+        ),
+    )
+    with pytest.raises(ExpertIdentityError, match="in no turn's record"):
+        verify_records(replace(trajectory, turns=(*trajectory.turns[:-1], bare)))
+
+
+def test_a_changed_row_version_is_an_expert_identity_error(trajectory: Trajectory) -> None:
+    experts = trajectory.routed_experts
+    assert experts is not None
+    spans = tuple((start, version + 1) for start, version in experts.version_spans)
+    with pytest.raises(ExpertIdentityError, match="row 0 has version"):
+        verify_records(replace(trajectory, routed_experts=replace(experts, version_spans=spans)))
+
+
+@pytest.mark.parametrize("layers", [(1, 0), (1, 1), (-1, 1)])
+def test_layers_must_be_global_indices(trajectory: Trajectory, layers: tuple[int, ...]) -> None:
+    experts = trajectory.routed_experts
+    assert experts is not None
+    with pytest.raises(TrajectoryError, match=r"routed_experts\.layers .* must ascend"):
+        verify_records(replace(trajectory, routed_experts=replace(experts, layers=layers)))
+
+
 def test_every_identity_error_is_one_family() -> None:
     assert issubclass(TokenIdentityError, IdentityViolation)
     assert issubclass(ExpertIdentityError, IdentityViolation)

@@ -69,6 +69,7 @@ def verify_records(trajectory: Trajectory) -> None:
     """
     trajectory.validate()
     _verify_cover(trajectory)
+    _verify_row_cover(trajectory)
     for index, turn in enumerate(trajectory.turns):
         experts = _rows_of_turn(trajectory, turn)
         prompt, end = turn.prompt_length, turn.end
@@ -102,6 +103,37 @@ def _verify_cover(trajectory: Trajectory) -> None:
             raise TokenIdentityError(f"{where}: {name} at token {at} is {found[at]}, its turn says {expected[at]}")
 
 
+def _verify_row_cover(trajectory: Trajectory) -> None:
+    """Every expert row held is in the record of a turn, and its version is the one recorded: no row is replayed that no
+    digest covers."""
+    experts = trajectory.routed_experts
+    if experts is None:
+        return
+    n_rows = max(trajectory.n_tokens - 1, 0)
+    covered = np.zeros(n_rows, np.bool_)
+    versions = np.full(n_rows, NOT_SAMPLED, np.int64)
+    for turn in trajectory.turns:
+        if turn.expert_digest is not None:
+            start, end = turn.expert_row_start, _kept_row_end(turn)
+            covered[start:end] = True
+            versions[start:end] = span_values(turn.expert_version_spans, n_rows)[: max(end - start, 0)]
+    where = f"trajectory {trajectory.trajectory_id}"
+    stray = np.flatnonzero(experts.present(n_rows) & ~covered)
+    if len(stray):
+        raise ExpertIdentityError(f"{where}: expert row {stray[0]} is in no turn's record: nothing says who routed it")
+    found = span_values(experts.version_spans, n_rows)
+    wrong = np.flatnonzero((found != versions) & experts.present(n_rows))
+    if len(wrong):
+        at = int(wrong[0])
+        raise ExpertIdentityError(f"{where}: expert row {at} has version {found[at]}, its turn says {versions[at]}")
+
+
+def _kept_row_end(turn: Turn) -> int:
+    """Index after the last row of a turn's reply that the trajectory holds."""
+    trimmed = turn.trimmed_expert_rows
+    return turn.end + len(turn.trimmed_ids) - 1 - (0 if trimmed is None else len(trimmed))
+
+
 def _rows_of_turn(trajectory: Trajectory, turn: Turn) -> ExpertRows | None:
     """The expert rows of a turn's reply, taken back from the rows of the trajectory."""
     experts = trajectory.routed_experts
@@ -113,9 +145,8 @@ def _rows_of_turn(trajectory: Trajectory, turn: Turn) -> ExpertRows | None:
             "rows"
         )
     trimmed = turn.trimmed_expert_rows
-    n_trimmed = 0 if trimmed is None else len(trimmed)
-    end = turn.end + len(turn.trimmed_ids) - 1 - n_trimmed
-    rows = _held_rows(trajectory, experts, turn.expert_row_start, max(end, turn.expert_row_start))
+    end = max(_kept_row_end(turn), turn.expert_row_start)
+    rows = _held_rows(trajectory, experts, turn.expert_row_start, end)
     if trimmed is not None:
         rows = np.concatenate([rows, trimmed.astype(np.int32)])
     return ExpertRows(rows, turn.expert_row_start, turn.expert_version_spans)

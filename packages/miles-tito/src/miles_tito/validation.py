@@ -149,6 +149,9 @@ def _check_turn(index: int, turn: Turn) -> None:
 
 
 def _check_experts(experts: RoutedExperts, n_rows: int) -> None:
+    layers = experts.layers
+    ascending = all(a < b for a, b in pairwise(layers)) and all(layer >= 0 for layer in layers)
+    require(ascending, f"routed_experts.layers {list(layers)} must ascend from 0: they are global indices")
     dtype = expert_dtype(experts.num_experts)
     missing = sum(count for _, count in experts.missing_spans)
     expected = (n_rows - missing, len(experts.layers), experts.top_k)
