@@ -32,6 +32,7 @@ def quickstart(
     *overrides: Overrides,
     tiny: bool = False,
     sync: bool = False,
+    plain: bool = False,
     out: Path | None = None,
     seed: int | None = None,
 ) -> int:
@@ -43,6 +44,8 @@ def quickstart(
         The toy model, made and pre-trained here, in under a minute instead of about ten.
     sync
         Generate, train and update in turn (staleness limit 0, admission control).
+    plain
+        Plain lines instead of the live panel.
     out
         Run folder; by default one below `runs/`.
     seed
@@ -56,20 +59,22 @@ def quickstart(
             Setting(("rollout", "buffer", "max_staleness"), 0, "--sync"),
             Setting(("rollout", "worker", "staleness_policy"), "admit", "--sync"),
         ]
-    return _train([RECIPES / ("tiny.toml" if tiny else "quickstart.toml")], settings, overrides, out)
+    return _train([RECIPES / ("tiny.toml" if tiny else "quickstart.toml")], settings, overrides, out, plain)
 
 
 @app.command
-def train(*recipes_and_overrides: Overrides, out: Path | None = None) -> int:
+def train(*recipes_and_overrides: Overrides, plain: bool = False, out: Path | None = None) -> int:
     """Run a recipe: TOML files, left to right, then --section.option VALUE.
 
     Parameters
     ----------
+    plain
+        Plain lines instead of the live panel.
     out
         Run folder; by default one below `runs/`.
     """
     recipes, overrides = _split(recipes_and_overrides)
-    return _train(recipes, [], overrides, out)
+    return _train(recipes, [], overrides, out, plain)
 
 
 @app.command
@@ -115,14 +120,29 @@ def _resolved(recipes: list[Path], overrides: tuple[str, ...], settings: Sequenc
     return resolve([*layers, *from_environment(os.environ), *settings, *from_arguments(overrides)])
 
 
-def _train(recipes: list[Path], settings: Sequence[Setting], overrides: tuple[str, ...], out: Path | None) -> int:
+def _train(
+    recipes: list[Path], settings: Sequence[Setting], overrides: tuple[str, ...], out: Path | None, plain: bool
+) -> int:
     resolved = _resolved(recipes, overrides, settings)
-    from miles.run import run_training
     from miles.run_folder import default_run_root
 
     root = out if out is not None else default_run_root(Path("runs"))
-    print(asyncio.run(run_training(resolved, root)))
+    try:
+        print(asyncio.run(_run_until_stopped(resolved, root, plain)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     return 0
+
+
+async def _run_until_stopped(resolved: Resolved, root: Path, plain: bool) -> str:
+    """Run, taking Ctrl-C: the first ends the run in order, the second cancels it."""
+    from miles.run import run_training
+    from miles.stopping import StopRequest, interruptible
+    from miles.ui import choose_view
+
+    view, stop = choose_view(plain=plain), StopRequest()
+    with interruptible(stop, view.phase):
+        return await run_training(resolved, root, view, stop)
 
 
 def main() -> None:

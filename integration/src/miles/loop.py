@@ -14,9 +14,11 @@ from typing import Any
 
 from miles.config import RunConfig
 from miles.fleet import Fleet
+from miles.phases import Phases, members_of, role_of
 from miles.run_folder import MetricsLog, RunFolder
+from miles.stopping import StopRequest
 from miles.tasks import RolloutTask
-from miles.ui import View
+from miles.ui import Snapshot, View
 from miles.wiring.trajectories import TrajectoryBytes
 from miles_rollout import (
     EvalResult,
@@ -29,6 +31,7 @@ from miles_rollout import (
     RolloutWorker,
     dumps_group,
 )
+from miles_rollout.groups import Member
 
 SUCCESS = 1.0
 HELD_OUT_SEED = 20_000
@@ -65,32 +68,63 @@ class Driver:
     metrics: MetricsLog
     version: PublishedVersion
     view: View
+    phases: Phases
+    stop: StopRequest
 
     async def run(self) -> None:
-        """All steps. Raises the first violated identity, or the error that ended a role or the worker."""
+        """All steps, or those until a stop is requested. Raises the first violated identity, or the error that ended a
+        role or the worker.
+        """
         began = time.monotonic()
         await self._verify_boot_weights()
         await self._held_out(step=0)
+        steps = 0
         async with self.worker:
-            for step in range(self.config.loop.steps):
-                row = await self._step(step)
+            while steps < self.config.loop.steps and not self.stop.requested:
+                row = await self._step(steps)
+                steps += 1
                 row["time/elapsed_s"] = time.monotonic() - began
                 self.metrics.write(row)
                 self.view.row(row)
-        await self._held_out(step=self.config.loop.steps)
+        if self.stop.requested:
+            self.events.append("stopped", step=steps)
+        await self._held_out(step=steps)
         await self._save()
+
+    def snapshot(self) -> Snapshot:
+        """What the view may show now. Nothing that metrics count is consumed."""
+        held, counts = self.worker.holdings(), self.ledger.counts()
+        phase = self.phases.current
+        return Snapshot(
+            steps=self.config.loop.steps,
+            doing=phase.name,
+            since_s=phase.began_s,
+            in_flight=len(held.in_flight),
+            queued=len(held.buffered),
+            batch_groups=self.config.rollout.worker.batch_groups,
+            trained=counts["trained"],
+            dropped={name.removeprefix("drop/"): n for name, n in counts.items() if name.startswith("drop/")},
+            versions={role_of(engine): self.version() for engine in self.fleet.engine_ids},
+            next_version=self.version() + 1 if phase.name == "update" else None,
+            stopping=self.stop.requested,
+        )
 
     async def _verify_boot_weights(self) -> None:
         """Version 0 is what the engines loaded: it must be what the trainer loaded."""
         self.view.phase("comparing the engines' weights with the trainer's, tensor by tensor")
         await self._announce_versions(begun=0)
-        report = await self.fleet.trainer_call("verify", {"version": 0}, timeout_s=self.config.runtime.update_timeout_s)
+        with self.phases.doing("verify", self._processes()):
+            report = await self.fleet.trainer_call(
+                "verify", {"version": 0}, timeout_s=self.config.runtime.update_timeout_s
+            )
         self.ledger.record_update(0, report["manifest_digest"])
         self.metrics.write({"step": 0, "identity/tensors_verified": report["tensors_verified"]})
 
     async def _step(self, step: int) -> dict[str, Any]:
         waiting = time.monotonic()
-        groups = await self.worker.next_batch()
+        with self.phases.doing("wait"):
+            groups = await self.worker.next_batch()
+        self.phases.record_generation(members_of(groups))
         began = time.monotonic()
         trained_metrics = await self._train(groups, step)
         updating = time.monotonic()
@@ -120,9 +154,10 @@ class Driver:
         if step in (0, self.config.loop.steps - 1):
             for group, body in zip(groups, data, strict=True):
                 (self.folder.trajectories / f"step-{step + 1:06d}-group-{group.group_id:06d}.bin").write_bytes(body)
-        answer = await self.fleet.trainer_call(
-            "train", {"step": step}, data, timeout_s=self.config.runtime.train_timeout_s
-        )
+        with self.phases.doing("train", self._trainers()):
+            answer = await self.fleet.trainer_call(
+                "train", {"step": step}, data, timeout_s=self.config.runtime.train_timeout_s
+            )
         acknowledged = {PromptKey(*key) for key in answer["trained"]}
         trained = [group for group in groups if group.key in acknowledged]
         self.worker.record_trained(trained, step, version=self.version())
@@ -132,9 +167,10 @@ class Driver:
         """Publish the next version and let the rollout side know."""
         version = self.version() + 1
         await self._announce_versions(begun=version)
-        report = await self.fleet.trainer_call(
-            "publish", {"version": version}, timeout_s=self.config.runtime.update_timeout_s
-        )
+        with self.phases.doing("update", self._processes()):
+            report = await self.fleet.trainer_call(
+                "publish", {"version": version}, timeout_s=self.config.runtime.update_timeout_s
+            )
         self.ledger.record_update(version, report["manifest_digest"])
         self.version.advance(version)
         await self._announce_versions(begun=version)
@@ -151,18 +187,18 @@ class Driver:
         await self.fleet.sessions.set_versions(begun=begun, acknowledged=acknowledged)
 
     async def _held_out(self, step: int) -> None:
-        """Ask every held-out set; `heldout/success` is that of the first."""
-        if not self.config.loop.evaluate:
+        """Ask every held-out set; `heldout/success` is that of the first. Given up when a stop is requested."""
+        if not self.config.loop.evaluate or self.stop.requested:
             return
         count = sum(len(questions) for questions in self.task.held_out.values())
         self.view.phase(f"asking {count} held-out questions at version {self.version()}")
         row: dict[str, float] = {}
         for name, questions in self.task.held_out.items():
-            results = await self.worker.evaluate(
-                questions,
-                seed=HELD_OUT_SEED,
-                request_kwargs={"temperature": self.config.task.held_out_temperature},
-            )
+            with self.phases.doing("evaluate"):
+                results = await self.stop.unless_requested(self._ask(questions))
+            if results is None:
+                return
+            self.phases.record_generation(result.member for result in results)
             row |= held_out_metrics(name, questions, results)
         first = next(iter(self.task.held_out))
         row |= {f"heldout/{key}": row[f"heldout/{first}/{key}"] for key in ("success", "questions")}
@@ -170,9 +206,23 @@ class Driver:
         sets = ", ".join(f"{name} {row[f'heldout/{name}/success']:.1%}" for name in self.task.held_out)
         self.view.phase(f"held-out success at version {self.version()}: {sets}")
 
+    async def _ask(self, questions: Sequence[Prompt]) -> list[EvalResult]:
+        sampling = {"temperature": self.config.task.held_out_temperature}
+        return await self.worker.evaluate(questions, seed=HELD_OUT_SEED, request_kwargs=sampling)
+
     async def _save(self) -> None:
         path = self.folder.checkpoints / "hf"
-        await self.fleet.trainer_call("save_hf", {"path": str(path)}, timeout_s=self.config.runtime.update_timeout_s)
+        with self.phases.doing("save", self._trainers()):
+            await self.fleet.trainer_call(
+                "save_hf", {"path": str(path)}, timeout_s=self.config.runtime.update_timeout_s
+            )
+
+    def _trainers(self) -> tuple[str, ...]:
+        return tuple(trainer.role for trainer in self.fleet.trainers)
+
+    def _processes(self) -> tuple[str, ...]:
+        """The processes that take part in a weight update."""
+        return (*self._trainers(), *(role_of(engine) for engine in self.fleet.engine_ids))
 
     def _reward_metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         rewards = [reward or 0.0 for group in groups for reward in group.rewards]

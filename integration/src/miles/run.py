@@ -9,17 +9,19 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from miles.config import RunConfig
+from miles.config import ModelConfig, RunConfig
 from miles.errors import ConfigError
 from miles.fleet import Fleet, start_fleet
 from miles.layers import Resolved, to_toml
 from miles.loop import Driver, PublishedVersion
+from miles.phases import Phases
 from miles.report import write_report
 from miles.run_folder import MetricsLog, RunFolder
 from miles.runtime.local import LocalRuntime
+from miles.stopping import StopRequest
 from miles.tasks import RolloutTask
 from miles.tasks.registry import load_task
-from miles.ui import LiveTable, View
+from miles.ui import PlainLines, View
 from miles.wiring.errors import stopping_code, typed
 from miles.wiring.rollout import build_worker, load_source
 from miles.wiring.sessions import TitoSessions
@@ -28,13 +30,15 @@ from miles_rollout import EventLog, GraderPool, PromptSource
 ROLE_CHECK_S = 0.5
 
 
-async def run_training(resolved: Resolved, root: Path, view: View | None = None) -> str:
-    """Run to the end and write the report; returns what to tell the user.
+async def run_training(
+    resolved: Resolved, root: Path, view: View | None = None, stop: StopRequest | None = None
+) -> str:
+    """Run to the end, or to the step in which `stop` is requested, and write the report; returns what to tell the user.
 
     A violated identity or a failed role is raised after the roles have ended and the report, which names it, was
     written.
     """
-    view = view or LiveTable()
+    view, stop = view or PlainLines(), stop or StopRequest()
     check_model(resolved.config)
     folder = RunFolder(root)
     task = load_task(resolved.config.task)
@@ -44,7 +48,8 @@ async def run_training(resolved: Resolved, root: Path, view: View | None = None)
     events = EventLog(folder.events)
     metrics = MetricsLog(folder.metrics)
     try:
-        await _run(resolved.config, folder, view, events, metrics, task, source)
+        async with view:
+            await _run(resolved.config, folder, view, stop, events, metrics, task, source)
     except Exception as error:
         stopped = typed(error)
         events.append("failure", code=stopping_code(stopped), message=str(stopped))
@@ -54,13 +59,15 @@ async def run_training(resolved: Resolved, root: Path, view: View | None = None)
         metrics.close()
         events.close()
         await task.close()
-    return f"report: {write_report(folder)}"
+    ended = "stopped as asked, " if stop.requested else ""
+    return f"{ended}report: {write_report(folder)}"
 
 
 async def _run(
     config: RunConfig,
     folder: RunFolder,
     view: View,
+    stop: StopRequest,
     events: EventLog,
     metrics: MetricsLog,
     task: RolloutTask,
@@ -74,7 +81,11 @@ async def _run(
         version = PublishedVersion()
         async with aclosing(fleet):
             worker, ledger = build_worker(config, task, source, TitoSessions(fleet.sessions), graders, events, version)
-            driver = Driver(config, folder, fleet, task, worker, graders, ledger, events, metrics, version, view)
+            phases = Phases(events)
+            driver = Driver(
+                config, folder, fleet, task, worker, graders, ledger, events, metrics, version, view, phases, stop
+            )
+            view.watch(driver.snapshot)
             await run_watched(driver.run(), fleet)
         view.phase("done")
 
@@ -106,14 +117,19 @@ async def model_folder(config: RunConfig, view: View) -> Path:
     cache = config.runtime.cache or default_cache()
     cache.mkdir(parents=True, exist_ok=True)
     if config.model.name == "toy":
-        from miles.toy import ToyRecipe, toy_folder
-
-        recipe = ToyRecipe(seed=config.model.toy_seed, steps=config.model.toy_pretrain_steps)
-        view.phase(f"toy model: {cache / recipe.folder_name} (pre-trained here when it is absent)")
-        return await asyncio.to_thread(toy_folder, recipe, cache)
+        return await asyncio.to_thread(_toy_model, config.model, cache, view)
     from miles.models.smollm2 import smollm2_folder
 
     return await asyncio.to_thread(smollm2_folder, cache, view.phase)
+
+
+def _toy_model(model: ModelConfig, cache: Path, view: View) -> Path:
+    """In a thread of its own from the import on: torch takes seconds to load, and the view should move meanwhile."""
+    from miles.toy import ToyRecipe, toy_folder
+
+    recipe = ToyRecipe(seed=model.toy_seed, steps=model.toy_pretrain_steps)
+    view.phase(f"toy model: {cache / recipe.folder_name} (pre-trained here when it is absent)")
+    return toy_folder(recipe, cache)
 
 
 def default_cache() -> Path:

@@ -1,21 +1,16 @@
-"""What a run shows while it goes: a line a step, and a line for what it waits for."""
+"""A line a step, and a line for what happens between steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
 
-
-class View(Protocol):
-    """Receives what happens in a run."""
-
-    def phase(self, text: str) -> None: ...
-
-    def row(self, metrics: Mapping[str, Any]) -> None: ...
+from miles.ui.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +39,37 @@ COLUMNS = (
 )
 
 
-class LiveTable:
-    """Prints the table to a console as it grows; plain lines where there is no terminal."""
+class PlainLines:
+    """Prints the table as it grows. Works in a file, a pipe and a continuous-integration log."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._started = time.monotonic()
         self._header_printed = False
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        return
+
     def phase(self, text: str) -> None:
-        """Say what the run does now, with the seconds since it began."""
+        """Say what happened, with the seconds since the run began."""
         elapsed_s = time.monotonic() - self._started
-        self._console.print(f"[dim]{elapsed_s:6.1f} s[/dim]  {text}", soft_wrap=True)
+        self._console.print(f"{elapsed_s:6.1f} s  {text}", soft_wrap=True, markup=False)
 
     def row(self, metrics: Mapping[str, Any]) -> None:
         """Print a step."""
         if not self._header_printed:
             titles = "".join(f"{column.title:>{column.width}}" for column in COLUMNS)
-            self._console.print(f"[bold]{titles}[/bold]", soft_wrap=True)
+            self._console.print(titles, soft_wrap=True, style="bold")
             self._header_printed = True
         self._console.print("".join(_cell(metrics, column) for column in COLUMNS), soft_wrap=True)
 
-
-class Silent:
-    """Shows nothing."""
-
-    def phase(self, text: str) -> None:
-        """Ignore."""
-
-    def row(self, metrics: Mapping[str, Any]) -> None:
-        """Ignore."""
+    def watch(self, look: Callable[[], Snapshot]) -> None:
+        """Lines tell what happened, not what is: nothing to look at."""
 
 
 def _cell(metrics: Mapping[str, Any], column: Column) -> str:
