@@ -90,6 +90,7 @@ class Driver:
             self.events.append("stopped", step=steps)
         await self._held_out(step=steps)
         await self._save()
+        self.phases.enter("end")
 
     def snapshot(self) -> Snapshot:
         """What the view may show now. Nothing that metrics count is consumed."""
@@ -255,6 +256,12 @@ def shuffled_rewards(groups: Sequence[Group], *, seed: int) -> list[Group]:
     random.Random(seed).shuffle(rewards)
     pool = iter(rewards)
     return [
-        replace(group, members=tuple(replace(member, reward=next(pool)) for member in group.members))
-        for group in groups
+        replace(group, members=tuple(_with_reward(member, next(pool)) for member in group.members)) for group in groups
     ]
+
+
+def _with_reward(member: Member, reward: float | None) -> Member:
+    if reward is None:
+        return member
+    parts = tuple(part.with_reward(reward) for part in member.trajectories)
+    return replace(member, trajectories=parts, reward=reward)

@@ -52,6 +52,7 @@ class TrainerRole:
             numerics=numerics_of(settings.numerics),
         )
         self._publishing: Publishing | None = None
+        self._version: int | None = None
 
     def connect(self, arguments: Mapping[str, Any], buffers: Buffers) -> tuple[Mapping[str, Any], Buffers]:
         """Reach the engines' receivers."""
@@ -61,7 +62,7 @@ class TrainerRole:
 
     def train(self, arguments: Mapping[str, Any], buffers: Buffers) -> tuple[Mapping[str, Any], Buffers]:
         """One step on groups (group v1 bytes). Nothing is trained when a record does not match its digest."""
-        batch = verified_batch(buffers)
+        batch = verified_batch(buffers, version=self._version, experts_wanted=self._settings.trainer.replay.enabled)
         step = int(arguments["step"])
         began = time.monotonic()
         report = self._trainer.train(batch.samples, step=step)
@@ -75,11 +76,13 @@ class TrainerRole:
 
     def publish(self, arguments: Mapping[str, Any], buffers: Buffers) -> tuple[Mapping[str, Any], Buffers]:
         """Give the current weights to all engines as a version; returns the update's report."""
-        return self._connected().publish(int(arguments["version"])), ()
+        self._version = int(arguments["version"])
+        return self._connected().publish(self._version), ()
 
     def verify(self, arguments: Mapping[str, Any], buffers: Buffers) -> tuple[Mapping[str, Any], Buffers]:
         """Compare the engines' stored weights with ours, without an update."""
-        return self._connected().verify(int(arguments["version"])), ()
+        self._version = int(arguments["version"])
+        return self._connected().verify(self._version), ()
 
     def save(self, arguments: Mapping[str, Any], buffers: Buffers) -> tuple[Mapping[str, Any], Buffers]:
         """Save a checkpoint."""

@@ -53,6 +53,8 @@ class GroupFormatError(RolloutError, ValueError):
 class LedgerError(RolloutError, RuntimeError):
     """Prompts are not accounted for exactly once."""
 
+    code = "ledger"
+
 
 class HistoryError(RolloutError, ValueError):
     """An events file is missing or unreadable."""
