@@ -36,16 +36,21 @@ class Phases:
         self._events = events
         self.current = Phase("start", time.time())
 
+    def enter(self, name: str) -> None:
+        """Be in a phase from now on."""
+        self.current = Phase(name, time.time())
+
     @contextmanager
     def doing(self, name: str, roles: Iterable[str] = ("driver",)) -> Iterator[None]:
         """Be in a phase inside the block; it is recorded for each of `roles` when it ends, also by an error."""
-        self.current = Phase(name, time.time())
+        self.enter(name)
+        began_s = self.current.began_s
         try:
             yield
         finally:
             end_s = time.time()
             for role in roles:
-                self._events.append("phase", role=role, name=name, begin_s=self.current.began_s, end_s=end_s)
+                self._events.append("phase", role=role, name=name, begin_s=began_s, end_s=end_s)
 
     def record_generation(self, members: Iterable[Member]) -> None:
         """When each engine generated for these members, from the turns of their trajectories."""

@@ -24,6 +24,7 @@ WORDS = {
     "update": "updating the engines' weights",
     "evaluate": "asking the held-out questions",
     "save": "saving the checkpoint",
+    "end": "ending the processes",
 }
 
 
