@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,9 @@ async def run_training(
             await _run(resolved.config, folder, view, stop, events, metrics, task, source)
     except Exception as error:
         stopped = typed(error)
-        events.append("failure", code=stopping_code(stopped), message=str(stopped))
-        write_report(folder)
+        with suppress(OSError):  # where nothing can be written any more, the error itself is the message
+            events.append("failure", code=stopping_code(stopped), message=str(stopped))
+            write_report(folder)
         raise stopped from error
     finally:
         metrics.close()

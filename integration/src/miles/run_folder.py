@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -58,22 +61,44 @@ class RunFolder:
             raise RunFolderError(f"cannot use {self.root} as run folder: {error.strerror or error}") from None
 
 
+# What the file system may refuse in the middle of a run; other OSErrors have other causes.
+_FOLDER_ERRNOS = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM}
+    | {errno.EROFS}
+)
+
+
+def folder_error(error: OSError) -> RunFolderError | None:
+    """`error` as one of the run folder, when that is what it is."""
+    if isinstance(error, RunFolderError) or error.errno not in _FOLDER_ERRNOS or isinstance(error, ConnectionError):
+        return None
+    where = f" {error.filename}" if error.filename else ""
+    return RunFolderError(
+        f"the run folder cannot be written:{where} {error.strerror}; the run has stopped: make room, or choose another "
+        "--out"
+    )
+
+
 class MetricsLog:
     """Appends one JSON object a step to `metrics.jsonl` and keeps the rows for the live view."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: TextIO = path.open("a")
         self.rows: list[dict[str, Any]] = []
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row; it is on disk when this returns."""
+        """Append a row; it is on disk when this returns. Raises `RunFolderError` when the file was removed."""
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise RunFolderError(f"{self._path} was removed while the run was writing to it; the run has stopped")
         self.rows.append(dict(row))
         self._file.write(json.dumps(dict(row)) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file. What could not be written was an error before."""
+        with suppress(OSError):
+            self._file.close()
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

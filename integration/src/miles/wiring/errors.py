@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from miles.errors import MilesError, RoleError
+from miles.run_folder import folder_error
 from miles_rollout.errors import LedgerError, RolloutError
 from miles_tito import ExpertIdentityError, IdentityViolation, TitoError, TokenIdentityError, VersionIdentityError
+from miles_trainer.errors import TrainerError
 from miles_weightsync import WeightIdentityError, WeightSyncError
 
 LEDGER_CODE = "ledger"
@@ -22,13 +24,14 @@ IDENTITY_ERRORS: Mapping[str, type[Exception]] = {
 
 
 def typed(error: Exception) -> Exception:
-    """The identity error that `error` is or carries; else `error` itself."""
+    """The identity error that `error` is or carries, or the run folder's; else `error` itself."""
     for cause in _causes(error):
         if isinstance(cause, RoleError) and cause.code in IDENTITY_ERRORS:
             return IDENTITY_ERRORS[cause.code](str(cause))
         if isinstance(cause, IdentityViolation | WeightIdentityError | LedgerError):
             return cause
-    return error
+    folder = folder_error(error) if isinstance(error, OSError) else None
+    return error if folder is None else folder
 
 
 def stopping_code(error: Exception) -> str:
@@ -41,7 +44,7 @@ def stopping_code(error: Exception) -> str:
 
 def user_errors() -> tuple[type[Exception], ...]:
     """What the command line shows as one message."""
-    return (MilesError, TitoError, RolloutError, WeightSyncError)
+    return (MilesError, TitoError, RolloutError, TrainerError, WeightSyncError)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

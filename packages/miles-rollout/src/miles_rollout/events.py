@@ -26,6 +26,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -66,7 +67,9 @@ class EventLog:
             self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file. What could not be written was an error before."""
+        with suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
