@@ -132,3 +132,16 @@ def test_damaged_bytes_are_refused_or_read_but_never_crash(group: Group, positio
         loads_group(bytes(data[: len(data) - cut]))
     except GroupFormatError:
         return
+
+
+@pytest.mark.parametrize("field", [{"status": []}, {"status": {}}, {"reward": 10**400}, {"reward": True}])
+def test_a_header_of_wrong_types_is_refused(folder: Path, field: dict[str, Any]) -> None:
+    data = (folder / "group.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    group = json.loads(header["__metadata__"]["group"])
+    group["members"][0].update(field)
+    header["__metadata__"]["group"] = json.dumps(group)
+    text = json.dumps(header).encode()
+    with pytest.raises(GroupFormatError, match=f"member 0 has the {next(iter(field))}"):
+        loads_group(len(text).to_bytes(8, "little") + text + data[8 + length :])

@@ -152,6 +152,29 @@ def test_a_changed_row_version_is_an_expert_identity_error(trajectory: Trajector
         verify_records(replace(trajectory, routed_experts=replace(experts, version_spans=spans)))
 
 
+@pytest.mark.parametrize("start", [-1, 2, -(10**6)])
+def test_rows_recorded_elsewhere_are_an_expert_identity_error(trajectory: Trajectory, start: int) -> None:
+    turns = (replace(trajectory.turns[0], expert_row_start=start), *trajectory.turns[1:])
+    with pytest.raises(ExpertIdentityError):
+        verify_records(replace(trajectory, turns=turns))
+
+
+@pytest.mark.parametrize("spans", [((0, 2**63),), ((0, -1),), ((1, 3),), ((0, 3), (0, 4)), ((-1, 3), (0, 3))])
+def test_row_versions_that_are_none_are_refused(trajectory: Trajectory, spans: tuple[tuple[int, int], ...]) -> None:
+    turns = (replace(trajectory.turns[0], expert_version_spans=spans), *trajectory.turns[1:])
+    with pytest.raises(TrajectoryError, match="expert_version_spans"):
+        verify_records(replace(trajectory, turns=turns))
+
+
+@pytest.mark.parametrize(
+    "logprobs", [np.float32(0), np.zeros((1, 1), np.float32), np.zeros(1), np.full(1, np.nan, "f4")]
+)
+def test_trimmed_logprobs_of_another_form_are_refused(trajectory: Trajectory, logprobs: Any) -> None:
+    turns = (replace(trajectory.turns[0], trimmed_logprobs=np.asarray(logprobs)), *trajectory.turns[1:])
+    with pytest.raises(TrajectoryError, match="trimmed_logprobs"):
+        verify_records(replace(trajectory, turns=turns))
+
+
 @pytest.mark.parametrize("layers", [(1, 0), (1, 1), (-1, 1)])
 def test_layers_must_be_global_indices(trajectory: Trajectory, layers: tuple[int, ...]) -> None:
     experts = trajectory.routed_experts

@@ -252,11 +252,10 @@ def _read_member(
         raise GroupFormatError(f"member {index} claims {count} trajectories; the file holds {len(entries)}")
     status: Any = raw.get("status")
     reward = raw.get("reward")
-    if status not in _STATUSES:
-        raise GroupFormatError(f"member {index} has the status {status!r}, not one of {sorted(_STATUSES)}")
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-    if reward is not None and not is_number:
-        raise GroupFormatError(f"member {index} has the reward {reward!r}")
+    if not isinstance(status, str) or status not in _STATUSES:
+        raise GroupFormatError(f"member {index} has the status {status!r:.60}, not one of {sorted(_STATUSES)}")
+    if reward is not None and not _is_finite(reward):
+        raise GroupFormatError(f"member {index} has the reward {reward!r:.60}")
     return MemberRecord(
         trajectories=tuple(_trajectory(index, part, entries, body) for part in range(count)),
         status=status,
@@ -265,6 +264,15 @@ def _read_member(
         seed=_integer(raw, "seed"),
         metadata=_object(raw.get("metadata"), f"metadata of member {index}"),
     )
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _trajectory(member: int, part: int, entries: Mapping[str, tuple[int, int]], body: memoryview) -> bytes:

@@ -249,10 +249,13 @@ def _build(fields: dict[str, Any], arrays: Arrays) -> Trajectory:
 
 def _build_turn(index: int, fields: dict[str, Any], arrays: Arrays) -> Turn:
     empty = np.zeros(0, np.float32)
+    ids = arrays.pop(f"turns.{index}.trimmed_ids", np.zeros(0, np.int32))
+    if ids.dtype != np.int32 or ids.ndim != 1:
+        raise CodecError(f"turns.{index}.trimmed_ids is {ids.dtype}{list(ids.shape)}, expected int32 of one axis")
     return Turn(
         version_spans=_spans(fields.pop("version_spans")),
         expert_version_spans=_spans(fields.pop("expert_version_spans")),
-        trimmed_ids=tuple(arrays.pop(f"turns.{index}.trimmed_ids", empty).astype(int).tolist()),
+        trimmed_ids=tuple(ids.tolist()),
         trimmed_logprobs=arrays.pop(f"turns.{index}.trimmed_logprobs", empty),
         trimmed_expert_rows=arrays.pop(f"turns.{index}.trimmed_expert_rows", None),
         **fields,

@@ -112,12 +112,15 @@ def _verify_row_cover(trajectory: Trajectory) -> None:
     n_rows = max(trajectory.n_tokens - 1, 0)
     covered = np.zeros(n_rows, np.bool_)
     versions = np.full(n_rows, NOT_SAMPLED, np.int64)
-    for turn in trajectory.turns:
-        if turn.expert_digest is not None:
-            start, end = turn.expert_row_start, _kept_row_end(turn)
-            covered[start:end] = True
-            versions[start:end] = span_values(turn.expert_version_spans, n_rows)[: max(end - start, 0)]
     where = f"trajectory {trajectory.trajectory_id}"
+    for turn in trajectory.turns:
+        start, end = turn.expert_row_start, _kept_row_end(turn)
+        if turn.expert_digest is None or end <= start:
+            continue
+        if start < 0 or end > n_rows:
+            raise ExpertIdentityError(f"{where}: a turn's record has rows [{start}, {end}) of {n_rows}")
+        covered[start:end] = True
+        versions[start:end] = span_values(turn.expert_version_spans, end - start)
     stray = np.flatnonzero(experts.present(n_rows) & ~covered)
     if len(stray):
         raise ExpertIdentityError(f"{where}: expert row {stray[0]} is in no turn's record: nothing says who routed it")

@@ -21,6 +21,9 @@ from .trajectory import (
     span_values,
 )
 
+HIGHEST_VERSION = 2**63 - 1
+"""Versions are int64."""
+
 _TURN_TYPES: Mapping[str, type] = {
     "prompt_length completion_length cached_tokens version_start version_end expert_row_start": int,
     "record_digest engine_id": str,
@@ -76,7 +79,10 @@ def require_spans(name: str, spans: Sequence[Span], length: int, *, lowest: int 
     require(covered, f"{name} {_short(spans)} must begin at 0 and be empty exactly when its {length} places are none")
     ascending = all(a < b for a, b in pairwise(starts)) and all(s < length for s in starts)
     require(ascending, f"{name} {_short(spans)}: starts must ascend below {length}")
-    require(all(v >= lowest for _, v in spans), f"{name} {_short(spans)}: versions must be at least {lowest}")
+    require(
+        all(lowest <= v <= HIGHEST_VERSION for _, v in spans),
+        f"{name} {_short(spans)}: versions must lie in {lowest} … {HIGHEST_VERSION}",
+    )
 
 
 def _check_arrays(trajectory: Trajectory) -> None:
@@ -135,8 +141,16 @@ def _check_turn(index: int, turn: Turn) -> None:
     require(
         turn.finish_reason in FINISH_KINDS, f"{name}.finish_reason {turn.finish_reason!r} is none of {FINISH_KINDS}"
     )
+    trimmed, rows = turn.trimmed_logprobs, turn.trimmed_expert_rows
+    require(
+        trimmed.ndim == 1 and trimmed.dtype == np.float32 and not bool(np.isnan(trimmed).any()),
+        f"{name}.trimmed_logprobs is {trimmed.dtype}{list(trimmed.shape)}, expected float32 of one axis without NaN",
+    )
+    require(rows is None or rows.ndim == 3, f"{name}.trimmed_expert_rows must have three axes")
     n_output = turn.completion_length + len(turn.trimmed_ids)
     require_spans(f"{name}.version_spans", turn.version_spans, n_output)
+    spans = turn.expert_version_spans
+    require_spans(f"{name}.expert_version_spans", spans, spans[-1][0] + 1 if spans else 0)
     require(
         len(turn.trimmed_ids) == len(turn.trimmed_logprobs),
         f"{name}: {len(turn.trimmed_ids)} trimmed_ids but {len(turn.trimmed_logprobs)} trimmed_logprobs",
