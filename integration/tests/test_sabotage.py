@@ -14,11 +14,15 @@ from miles_tito import ExpertIdentityError, TokenIdentityError, VersionIdentityE
 from miles_weightsync import WeightIdentityError
 
 SABOTAGE = [
-    pytest.param("flip_token", 20, TokenIdentityError, "token_identity", id="one id changed in the session buffer"),
-    pytest.param("swap_experts", 20, ExpertIdentityError, "expert_identity", id="two experts swapped in the record"),
-    pytest.param("shift_version", 20, VersionIdentityError, "version_identity", id="one version label off by one"),
-    pytest.param("flip_weight_bit", 1, WeightIdentityError, "weight_identity", id="one bit of a weight after receipt"),
-    pytest.param("drop_ledger_entry", 1, LedgerError, "ledger", id="one prompt dropped from the ledger"),
+    pytest.param("flip_token", 20, TokenIdentityError, "token_identity", id="an id in the session buffer"),
+    pytest.param(
+        "flip_token_in_transit", 20, TokenIdentityError, "token_identity", id="an id on the way to the trainer"
+    ),
+    pytest.param("swap_experts", 20, ExpertIdentityError, "expert_identity", id="experts in the session buffer"),
+    pytest.param("swap_experts_in_transit", 20, ExpertIdentityError, "expert_identity", id="experts on the way"),
+    pytest.param("shift_version", 20, VersionIdentityError, "version_identity", id="a version label off by one"),
+    pytest.param("flip_weight_bit", 1, WeightIdentityError, "weight_identity", id="a bit of a weight after receipt"),
+    pytest.param("drop_ledger_entry", 1, LedgerError, "ledger", id="a prompt that the trainer does not acknowledge"),
 ]
 
 

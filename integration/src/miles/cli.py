@@ -73,7 +73,11 @@ def train(*recipes_and_overrides: Overrides, plain: bool = False, out: Path | No
     out
         Run folder; by default one below `runs/`.
     """
+    from miles.errors import ConfigError
+
     recipes, overrides = _split(recipes_and_overrides)
+    if not recipes:
+        raise ConfigError("give a recipe, for example: miles train recipe.toml --loop.steps 8")
     return _train(recipes, [], overrides, out, plain)
 
 

@@ -11,12 +11,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from miles_diffusion import DiffusionConfig
-from miles_quant import QuantConfig
 from miles_rollout import RolloutConfig
 from miles_tito import TitoConfig
 from miles_trainer import TrainerConfig
 from miles_weightsync import WeightSyncConfig
+
+MAX_HELD_OUT = 128
+"""Questions of the toy's task that its pre-training never sees."""
 
 
 class Section(BaseModel):
@@ -81,7 +82,15 @@ class RuntimeConfig(Section):
 class FaultConfig(Section):
     """A deliberate fault in one role, for drills and sabotage tests. Never set it in a run you want to keep."""
 
-    kind: Literal["flip_token", "swap_experts", "shift_version", "flip_weight_bit", "drop_ledger_entry"]
+    kind: Literal[
+        "flip_token",
+        "swap_experts",
+        "flip_token_in_transit",
+        "swap_experts_in_transit",
+        "shift_version",
+        "flip_weight_bit",
+        "drop_ledger_entry",
+    ]
     after: Annotated[int, Field(ge=0)] = Field(2, description="occurrences that pass unharmed first")
 
 
@@ -97,8 +106,6 @@ class RunConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     weightsync: WeightSyncConfig = Field(default_factory=WeightSyncConfig)
-    quant: QuantConfig = Field(default_factory=QuantConfig)
-    diffusion: DiffusionConfig = Field(default_factory=DiffusionConfig)
     faults: tuple[FaultConfig, ...] = Field((), description="deliberate faults")
 
     @model_validator(mode="after")
@@ -108,6 +115,14 @@ class RunConfig(Section):
             raise ValueError(
                 f"weightsync.pause_mode 'abort' needs rollout.buffer.max_staleness 0, got {limit}: "
                 "use 'retract', or --sync"
+            )
+        if self.weightsync.verify == "off":
+            raise ValueError(
+                "weightsync.verify cannot be 'off' in a run: weight identity is always checked; use 'probe'"
+            )
+        if self.task.name == "tool_sum" and self.task.held_out > MAX_HELD_OUT:
+            raise ValueError(
+                f"task.held_out is {self.task.held_out}; tool_sum keeps at most {MAX_HELD_OUT} questions apart"
             )
         context = self.rollout.engine.max_context
         if self.numerics.batch_invariant and (context is None or context > self.numerics.max_context):

@@ -19,7 +19,6 @@ from miles.run_folder import MetricsLog, RunFolder
 from miles.stopping import StopRequest
 from miles.tasks import RolloutTask
 from miles.ui import Snapshot, View
-from miles.wiring.trajectories import TrajectoryBytes
 from miles_rollout import (
     EvalResult,
     EventLog,
@@ -32,6 +31,7 @@ from miles_rollout import (
     dumps_group,
 )
 from miles_rollout.groups import Member
+from miles_rollout.protocols import TrajectoryCodec
 
 SUCCESS = 1.0
 HELD_OUT_SEED = 20_000
@@ -64,6 +64,7 @@ class Driver:
     worker: RolloutWorker
     graders: GraderPool
     ledger: Ledger
+    codec: TrajectoryCodec
     events: EventLog
     metrics: MetricsLog
     version: PublishedVersion
@@ -151,7 +152,7 @@ class Driver:
     async def _train(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
         if self.config.task.shuffle_rewards:
             groups = shuffled_rewards(groups, seed=self.config.loop.seed * 1_000_003 + step)
-        data = [dumps_group(group, TrajectoryBytes()) for group in groups]
+        data = [dumps_group(group, self.codec) for group in groups]
         if step in (0, self.config.loop.steps - 1):
             for group, body in zip(groups, data, strict=True):
                 (self.folder.trajectories / f"step-{step + 1:06d}-group-{group.group_id:06d}.bin").write_bytes(body)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from miles.config import ModelConfig, RunConfig
+from miles.environment import write_environment
 from miles.errors import ConfigError
+from miles.faults import trajectory_codec
 from miles.fleet import Fleet, start_fleet
 from miles.layers import Resolved, to_toml
 from miles.loop import Driver, PublishedVersion
@@ -45,6 +47,7 @@ async def run_training(
     source = load_source(resolved.config, task)
     folder.create()
     folder.config.write_text(to_toml(resolved))
+    write_environment(folder.environment)
     events = EventLog(folder.events)
     metrics = MetricsLog(folder.metrics)
     try:
@@ -84,7 +87,20 @@ async def _run(
             worker, ledger = build_worker(config, task, source, TitoSessions(fleet.sessions), graders, events, version)
             phases = Phases(events)
             driver = Driver(
-                config, folder, fleet, task, worker, graders, ledger, events, metrics, version, view, phases, stop
+                config=config,
+                folder=folder,
+                fleet=fleet,
+                task=task,
+                worker=worker,
+                graders=graders,
+                ledger=ledger,
+                events=events,
+                codec=trajectory_codec(config.faults),
+                metrics=metrics,
+                version=version,
+                view=view,
+                phases=phases,
+                stop=stop,
             )
             view.watch(driver.snapshot)
             await run_watched(driver.run(), fleet)
@@ -116,7 +132,10 @@ async def model_folder(config: RunConfig, view: View) -> Path:
     if config.model.path is not None:
         return config.model.path
     cache = config.runtime.cache or default_cache()
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot use {cache} as cache for models: {error.strerror}; set --runtime.cache") from None
     if config.model.name == "toy":
         return await asyncio.to_thread(_toy_model, config.model, cache, view)
     from miles.models.smollm2 import smollm2_folder

@@ -23,6 +23,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from miles.config import MAX_HELD_OUT
 from miles.tasks.tool_sum import Question, calculate, split_questions
 from miles_trainer import Sample, Trainer, TrainerConfig
 
@@ -125,7 +126,7 @@ def _pretraining(recipe: ToyRecipe) -> TrainerConfig:
 
 def _batches(recipe: ToyRecipe, tokenizer: Tokenizer) -> Iterator[list[Sample]]:
     dice = random.Random(recipe.seed)
-    questions, _ = split_questions(held_out=64)
+    questions, _ = split_questions(MAX_HELD_OUT)
     for _ in range(recipe.steps):
         yield [
             _demonstration(recipe, tokenizer, dice, dice.choice(questions)) for _ in range(recipe.sequences_per_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from miles.config import FaultConfig
-from miles.faults import faulty_engine
+from miles.faults import faulty_engine, session_store
 from miles.roles.process import RoleSettings, announce, run_role
 from miles_tito import SGLangEngine, TitoConfig
 from miles_tito.serve import configured_family
@@ -31,6 +31,7 @@ def main(settings: SessionSettings) -> None:
         tokenizer=family.tokenizer,
         family=family,
         control_token=settings.token,
+        store=session_store(family, config.session, settings.faults),
     )
     host = config.server.host
     ready = {"host": host, "control_token": settings.token}

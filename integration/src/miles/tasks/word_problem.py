@@ -2,7 +2,7 @@
 
 To `Leo has 12 nuts and buys 34 more. How many nuts does Leo have?` the policy must answer with the right call of the
 tool, `<calc>12+34</calc>`; it gets `Result: 46` as a user turn and must answer `46`. Two-digit products are beyond a
-small model, so the tool is needed. Two worked examples stand in the prompt (addition and multiplication, no subtraction).
+small model, so the tool is needed. Two worked examples stand in the prompt, none with a subtraction.
 
 Reward: 1 for the right number in the second turn (one final full stop allowed), 0.2 for a valid call with another
 answer, else 0.

@@ -220,7 +220,7 @@ class WeightGuard:
 
     def _stored_manifest(self, sent: Manifest, verify: VerifyMode) -> Manifest:
         """The manifest of what is stored; tensors that `verify` leaves out are taken as sent."""
-        names = set(_names_to_verify(sent, verify))
+        names = set(names_to_verify(sent, verify))
         records = tuple(self._stored_record(r) if r.name in names else r for r in sent.tensors)
         known = {record.name for record in records}
         expected = {spec.name for spec in self._ask_port("describe", self._port.describe).expected_tensors}
@@ -298,7 +298,8 @@ def _largest_frame(description: PortDescription) -> int:
     return sum(sizes) + MAX_HEADER_NBYTES + 2 * ALIGNMENT
 
 
-def _names_to_verify(sent: Manifest, verify: VerifyMode) -> list[str]:
+def names_to_verify(sent: Manifest, verify: VerifyMode) -> list[str]:
+    """The tensors an engine reads back before it commits: all, some matrices with all norms, or none."""
     names = [record.name for record in sent.tensors]
     if verify == "full":
         return names

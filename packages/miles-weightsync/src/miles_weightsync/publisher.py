@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from miles_weightsync.config import WeightSyncConfig
+from miles_weightsync.config import VerifyMode, WeightSyncConfig
 from miles_weightsync.errors import (
     NameSetError,
     SessionError,
@@ -18,6 +18,7 @@ from miles_weightsync.errors import (
 )
 from miles_weightsync.fanout import fan_out
 from miles_weightsync.fleet import SinkFleet
+from miles_weightsync.guard import names_to_verify
 from miles_weightsync.outgoing import Outgoing, collect, consume_only, plan_outgoing
 from miles_weightsync.policy import UpdateOutcome, UpdatePlan, run_update
 from miles_weightsync.protocols import Encoder, WeightSource
@@ -137,7 +138,7 @@ class WeightPublisher:
         )
         outcome = run_update(fleet, plan, self._announcer(outgoing.version, start_s))
         seconds = seconds | fleet.seconds | {"total": time.perf_counter() - start_s}
-        return _report(outgoing, outcome, fleet, seconds)
+        return _report(outgoing, outcome, fleet, seconds, self._config.verify)
 
     def _announcer(self, version: int, start_s: float) -> Callable[[str], None] | None:
         on_event = self._on_event
@@ -146,12 +147,16 @@ class WeightPublisher:
         return lambda action: on_event(UpdateEvent(version, action, time.perf_counter() - start_s))
 
 
-def _report(outgoing: Outgoing, outcome: UpdateOutcome, fleet: SinkFleet, seconds: dict[str, float]) -> UpdateReport:
+def _report(
+    outgoing: Outgoing, outcome: UpdateOutcome, fleet: SinkFleet, seconds: dict[str, float], verify: VerifyMode
+) -> UpdateReport:
+    engines = tuple(_engine_outcome(key, outcome, fleet) for key in outcome.engines)
     return UpdateReport(
         version=outgoing.version,
         manifest=outgoing.manifest,
         outcome=outcome.outcome,
-        engines=tuple(_engine_outcome(key, outcome, fleet) for key in outcome.engines),
+        engines=engines,
+        tensors_verified=len(names_to_verify(outgoing.manifest, verify)) * sum(engine.in_router for engine in engines),
         seconds=seconds,
         wire_bytes=fleet.wire_bytes,
         buckets=len(outgoing.buckets),

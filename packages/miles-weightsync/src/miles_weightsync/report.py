@@ -51,6 +51,8 @@ class UpdateReport:
     """Payload bytes that left the publisher; a broadcast counts once."""
     buckets: int
     actions: tuple[str, ...]
+    tensors_verified: int = 0
+    """Tensors that engines of this version read back and found equal to the manifest, summed over engines."""
 
     @property
     def digest(self) -> str:
