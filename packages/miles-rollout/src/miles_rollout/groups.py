@@ -252,7 +252,7 @@ def _read_member(
         raise GroupFormatError(f"member {index} claims {count} trajectories; the file holds {len(entries)}")
     status: Any = raw.get("status")
     reward = raw.get("reward")
-    if not isinstance(status, str) or status not in _STATUSES:
+    if status not in tuple(_STATUSES):  # a tuple compares what has no hash, too
         raise GroupFormatError(f"member {index} has the status {status!r:.60}, not one of {sorted(_STATUSES)}")
     if reward is not None and not _is_finite(reward):
         raise GroupFormatError(f"member {index} has the reward {reward!r:.60}")
