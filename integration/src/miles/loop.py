@@ -153,7 +153,7 @@ class Driver:
         if self.config.task.shuffle_rewards:
             groups = shuffled_rewards(groups, seed=self.config.loop.seed * 1_000_003 + step)
         data = [dumps_group(group, self.codec) for group in groups]
-        if step in (0, self.config.loop.steps - 1):
+        if step in (0, self.config.loop.steps - 1) or self.stop.requested:
             for group, body in zip(groups, data, strict=True):
                 (self.folder.trajectories / f"step-{step + 1:06d}-group-{group.group_id:06d}.bin").write_bytes(body)
         with self.phases.doing("train", self._trainers()):
