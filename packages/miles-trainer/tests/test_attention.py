@@ -13,27 +13,33 @@ from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from miles_trainer import ModelError, Trainer, TrainerConfig
 from miles_trainer.attention import packed_attention
+from miles_trainer.forest import build_forest
 from miles_trainer.model import load_model
-from miles_trainer.packing import pack_tokens
+from miles_trainer.packing import lay_out
 
 
 def _packed_logits(model: torch.nn.Module, sequences: list[np.ndarray]) -> torch.Tensor:
-    packed = pack_tokens(sequences)
+    """In the order of the sequences, each from the places of its own tokens."""
+    packed = lay_out(build_forest(sequences, min_shared_tokens=1), range(len(sequences)))
+    tokens = np.array([sequences[i][p] for i, p in zip(packed.owners, packed.positions, strict=True)])
     with torch.no_grad():
-        return model(
-            input_ids=torch.from_numpy(packed.token_ids)[None],
+        logits = model(
+            input_ids=torch.from_numpy(tokens)[None],
             position_ids=torch.from_numpy(packed.positions)[None],
             use_cache=False,
-            segment_bounds=tuple(packed.bounds.tolist()),
+            segments=packed.segments,
         ).logits[0]
+    return logits[np.concatenate(packed.places)]
 
 
 @pytest.mark.parametrize("kind", ["dense_dir", "moe_dir"])
 def test_packed_logits_equal_unpacked_ones(kind: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(kind)
     generator = np.random.default_rng(0)
-    sequences = [generator.integers(0, 61, n) for n in (5, 1, 17, 9)]
-    packed = _packed_logits(load_model(folder), sequences).split([5, 1, 17, 9])
+    start, middle, *ends = (generator.integers(0, 61, n) for n in (6, 4, 5, 1, 17, 9))
+    sequences = [ends[0], ends[1], *(np.concatenate([start, end]) for end in ends)]
+    sequences += [np.concatenate([start, middle, end]) for end in ends]
+    packed = _packed_logits(load_model(folder), sequences).split([len(sequence) for sequence in sequences])
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for sequence, logits in zip(sequences, packed, strict=True):
         with torch.no_grad():
@@ -56,12 +62,12 @@ class _RecordingNumerics:
     def attend(
         self, query_QHD: torch.Tensor, key_SGD: torch.Tensor, value_SGD: torch.Tensor, first_position: int, scale: float
     ) -> torch.Tensor:
-        assert first_position == 0
+        assert first_position + len(query_QHD) == len(key_SGD)
         self.lengths.append(len(query_QHD))
         share = query_QHD.shape[1] // key_SGD.shape[1]
         keys, values = key_SGD.repeat_interleave(share, 1), value_SGD.repeat_interleave(share, 1)
         scores = torch.einsum("qhd,shd->hqs", query_QHD, keys) * scale
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + first_position)
         return torch.einsum("hqs,shd->qhd", scores.masked_fill(ahead, -torch.inf).softmax(-1), values)
 
 
@@ -73,7 +79,7 @@ def test_numerics_compute_each_segment_of_each_forward(dense_dir: Path) -> None:
         for mine, other in zip(ours.score(samples), plain.score(samples), strict=True):
             np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
         assert numerics.forwards == 1
-        assert sorted(numerics.lengths) == sorted(2 * [len(s.token_ids) for s in samples])
+        assert sorted(numerics.lengths) == sorted(2 * [len(s.token_ids) - 1 for s in samples])
         before = ours.backend.parameters["model.norm.weight"].detach().clone()
         ours.train(samples, step=0)
         assert numerics.forwards == 3

@@ -19,6 +19,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "clip_low_range": {"objective": {"clip_low": 1.0}},
     "constant_without_divisor": {"objective": {"aggregation": "constant"}},
     "divisor_without_constant": {"objective": {"constant_divisor": 1000}},
+    "update_pass_repeated": {"objective": {"old_logprobs": "update_pass"}, "n_updates_per_batch": 2},
     "save_without_folder": {"checkpoint": {"every_steps": 2}},
 }
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from miles_trainer import ReplayError, RoutedExperts, Sample, Trainer, TrainerConfig
+from miles_trainer import PackingConfig, ReplayError, RoutedExperts, Sample, Trainer, TrainerConfig
 from miles_trainer.micro_batch import MicroBatch, plan_micro_batches
 from miles_trainer.model import load_model
 from miles_trainer.replay.records import dense_rows
@@ -46,8 +46,8 @@ def _with(samples: Sequence[Sample], routes: Sequence[RoutedExperts | None]) -> 
     return [replace(s, routed_experts=r) for s, r in zip(samples, routes, strict=True)]
 
 
-def _micro_batches(samples: Sequence[Sample]) -> list[MicroBatch]:
-    return plan_micro_batches(build_scoring_step(samples), max_tokens=4096, rank=0, n_ranks=1)
+def _micro_batches(replay: RouteReplay, samples: Sequence[Sample]) -> list[MicroBatch]:
+    return plan_micro_batches(build_scoring_step(samples), PackingConfig(), routes=replay.rows(samples))
 
 
 def test_replaying_the_models_own_routes_changes_no_bit(moe_dir: Path) -> None:
@@ -97,12 +97,13 @@ def test_replayed_weights_are_the_routers_probabilities_with_gradient(moe_dir: P
     replay = RouteReplay(model)
     router = find_routers(model)[0]
     samples = make_samples(groups=1, members=1)
-    hidden = torch.randn(len(samples[0].token_ids), 32)
+    computed = len(samples[0].token_ids) - 1
+    hidden = torch.randn(computed, 32)
     logits, own_weights, own = router(hidden)
     disjoint = torch.stack([torch.tensor([e for e in range(8) if e not in row][:2]) for row in own.tolist()])
     rows = disjoint[:-1, None].repeat(1, 2, 1).int().numpy()
-    routed = _with(samples, [RoutedExperts(rows, (), (0, 1), 8, 2)])
-    with replay.loaded(_micro_batches(routed)), replay.playing(0):
+    routed = _with(samples, [RoutedExperts(rows, ((computed - 1, 1),), (0, 1), 8, 2)])
+    with replay.loaded(_micro_batches(replay, routed)), replay.playing(0):
         _, weights, chosen = router(hidden)
         assert torch.equal(chosen[:-1], disjoint[:-1])
         assert torch.equal(chosen[-1], own[-1])
@@ -123,20 +124,17 @@ def test_routes_are_bound_to_live_modules_and_their_count_is_checked(moe_dir: Pa
     replay = RouteReplay(model)
     samples = make_samples(groups=1, members=2)
     short = [replace(r, rows=r.rows[:, :1], layers=(0,)) for r in random_routes(samples)]
-    with (
-        pytest.raises(ReplayError, match=r"1 recorded layers \(0,\), but the model has 2 live routers"),
-        replay.loaded(_micro_batches(_with(samples, short))),
-    ):
-        pass
+    with pytest.raises(ReplayError, match=r"1 recorded layers \(0,\), but the model has 2 live routers"):
+        replay.rows(_with(samples, short))
     wide = [replace(r, num_experts=16) for r in random_routes(samples)]
-    with (
-        pytest.raises(ReplayError, match="top 2 of 16 experts, the model routes top 2 of 8"),
-        replay.loaded(_micro_batches(_with(samples, wide))),
-    ):
+    with pytest.raises(ReplayError, match="top 2 of 16 experts, the model routes top 2 of 8"):
+        replay.rows(_with(samples, wide))
+    unrouted = plan_micro_batches(build_scoring_step(samples), PackingConfig())
+    with pytest.raises(ReplayError, match="planned without routes"), replay.loaded(unrouted):
         pass
-    with replay.loaded(_micro_batches(_with(samples, random_routes(samples)))), replay.playing(0), torch.no_grad():
-        micro = _micro_batches(samples)[0]
-        model(input_ids=micro.input_ids, position_ids=micro.positions, use_cache=False, segment_bounds=micro.bounds)
+    (micro,) = _micro_batches(replay, _with(samples, random_routes(samples)))
+    with replay.loaded([micro]), replay.playing(0), torch.no_grad():
+        model(input_ids=micro.input_ids, position_ids=micro.positions, use_cache=False, segments=micro.segments)
         assert replay.counts().choices == sum(4 * (len(s.token_ids) - 1) for s in samples)
 
 

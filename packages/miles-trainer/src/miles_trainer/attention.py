@@ -1,22 +1,23 @@
-"""Attention over packed sequences, plugged into transformers by name.
+"""Attention over packed sequences that share prefixes, plugged into transformers by name.
 
-The bounds of the sequences and the numerics travel as keyword arguments of the model call, so nothing global changes
-between calls. No mask is built: transformers makes none for a name it has no mask function for, and each segment is
-causal by itself.
+The segments and the numerics travel as keyword arguments of the model call, so nothing global changes between calls. No
+mask over the packed row is built: transformers makes none for a name it has no mask function for, and each segment
+attends to the tokens of its own path alone.
 
-Shapes: N packed tokens, H query heads, G key/value heads, D head size.
+Shapes: N packed tokens, Q tokens of a segment, S tokens of its path up to its end, H query heads, G key/value heads,
+D head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
 from miles_trainer.errors import ModelError
+from miles_trainer.packing import Segment
 from miles_trainer.protocols import Numerics
 
 ATTENTION_NAME = "miles_trainer_packed"
@@ -30,20 +31,28 @@ def packed_attention(
     value_1GND: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    segment_bounds: Sequence[int] = (),
+    segments: Sequence[Segment] = (),
     numerics: Numerics | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each segment; returns [1, N, H, D]. Signature of transformers' attention functions.
+    """Causal attention along each path; returns [1, N, H, D]. Signature of transformers' attention functions.
 
-    Raises ModelError when the model asks for a feature that would change the result and is not here.
+    Without `segments` the row is one sequence. Raises ModelError when the model asks for a feature that would change
+    the result and is not here.
     """
     _refuse(features)
     scale = query_1HND.shape[-1] ** -0.5 if scaling is None else scaling
-    bounds = list(segment_bounds) or [0, query_1HND.shape[2]]
+    tiling = segments or (Segment(0, query_1HND.shape[2]),)
+    sizes = [segment.stop - segment.start for segment in tiling]
     outputs = [
-        _attend(query_1HND[0, :, a:b], key_1GND[0, :, a:b], value_1GND[0, :, a:b], scale, numerics)
-        for a, b in pairwise(bounds)
+        _attend(query_HQD, key_GSD, value_GSD, segment.first_position, scale, numerics)
+        for segment, query_HQD, key_GSD, value_GSD in zip(
+            tiling,
+            torch.split(query_1HND[0], sizes, dim=1),
+            _along_paths(torch.split(key_1GND[0], sizes, dim=1), tiling),
+            _along_paths(torch.split(value_1GND[0], sizes, dim=1), tiling),
+            strict=True,
+        )
     ]
     return torch.cat(outputs)[None], None
 
@@ -54,17 +63,42 @@ def _refuse(features: Mapping[str, Any]) -> None:
         raise ModelError(f"the model's attention uses {', '.join(wanted)}, which this release does not have")
 
 
+def _along_paths(parts: Sequence[torch.Tensor], segments: Sequence[Segment]) -> list[torch.Tensor]:
+    """Each segment's own rows after those of its ancestors, [G, S, D]."""
+    paths: list[torch.Tensor] = []
+    for segment, own_GQD in zip(segments, parts, strict=True):
+        paths.append(own_GQD if segment.parent is None else torch.cat([paths[segment.parent], own_GQD], dim=1))
+    return paths
+
+
 def _attend(
-    query_HLD: torch.Tensor, key_GLD: torch.Tensor, value_GLD: torch.Tensor, scale: float, numerics: Numerics | None
+    query_HQD: torch.Tensor,
+    key_GSD: torch.Tensor,
+    value_GSD: torch.Tensor,
+    first_position: int,
+    scale: float,
+    numerics: Numerics | None,
 ) -> torch.Tensor:
-    """One sequence of L tokens, [L, H, D]."""
+    """One segment, [Q, H, D]: query i stands at `first_position` + i of its path."""
     if numerics is not None:
-        query_LHD, key_LGD, value_LGD = (x.transpose(0, 1) for x in (query_HLD, key_GLD, value_GLD))
-        return numerics.attend(query_LHD, key_LGD, value_LGD, 0, scale)
-    output_1HLD = torch.nn.functional.scaled_dot_product_attention(
-        query_HLD[None], key_GLD[None], value_GLD[None], is_causal=True, scale=scale, enable_gqa=True
+        query_QHD, key_SGD, value_SGD = (x.transpose(0, 1) for x in (query_HQD, key_GSD, value_GSD))
+        return numerics.attend(query_QHD, key_SGD, value_SGD, first_position, scale)
+    output_1HQD = torch.nn.functional.scaled_dot_product_attention(
+        query_HQD[None],
+        key_GSD[None],
+        value_GSD[None],
+        attn_mask=_visible(query_HQD.shape[1], first_position, query_HQD.device) if first_position else None,
+        is_causal=not first_position,
+        scale=scale,
+        enable_gqa=True,
     )
-    return output_1HLD[0].transpose(0, 1)
+    return output_1HQD[0].transpose(0, 1)
+
+
+def _visible(n_queries: int, first_position: int, device: torch.device) -> torch.Tensor:
+    """bool [Q, S]: keys up to each query's own position. torch's `is_causal` would align it to the first key."""
+    positions_Q = torch.arange(first_position, first_position + n_queries, device=device)
+    return torch.arange(first_position + n_queries, device=device) <= positions_Q[:, None]
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)

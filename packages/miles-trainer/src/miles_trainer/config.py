@@ -70,6 +70,11 @@ class ObjectiveConfig(Section):
     tis: TisConfig = TisConfig()
     kl: KlConfig = KlConfig()
     entropy_coef: float = Field(default=0.0, ge=0)
+    old_logprobs: Literal["recompute", "update_pass"] = Field(
+        default="recompute",
+        description="source of the old log-probabilities: a pass of their own before the first optimizer step, or "
+        "the only update pass itself (ratio exactly 1, half the forward work)",
+    )
     aggregation: Literal["sample_mean", "token_mean", "constant"] = Field(
         default="sample_mean",
         description="mean over each rollout's tokens, then over rollouts; over all tokens; or a constant",
@@ -82,7 +87,20 @@ class ObjectiveConfig(Section):
 class PackingConfig(Section):
     """How sequences share a forward pass."""
 
-    max_tokens: int = Field(default=4096, ge=1, description="tokens of one micro-batch; a longer sequence gets its own")
+    max_tokens: int = Field(
+        default=4096, ge=1, description="tokens that one micro-batch computes; a longer sequence gets its own"
+    )
+    share_prefixes: bool = Field(
+        default=True, description="compute a token prefix that samples of a micro-batch have in common once"
+    )
+    min_shared_tokens: int = Field(
+        default=4, ge=1, description="shorter common runs are computed by each sample: a split costs an attention call"
+    )
+    log_probs_chunk: int = Field(
+        default=128,
+        ge=1,
+        description="predictions whose probabilities are held at once; bounds memory, changes no number",
+    )
 
 
 class ReplayConfig(Section):

@@ -64,6 +64,12 @@ REFUSALS: tuple[Refusal, ...] = (
         "objective.constant_divisor has no effect unless objective.aggregation = constant",
     ),
     Refusal(
+        "update_pass_repeated",
+        lambda c: c.objective.old_logprobs == "update_pass" and c.n_updates_per_batch > 1,
+        "objective.old_logprobs = update_pass holds for one optimizer step a batch, and n_updates_per_batch is above "
+        "1: use recompute",
+    ),
+    Refusal(
         "save_without_folder",
         lambda c: c.checkpoint.every_steps > 0 and c.checkpoint.dir is None,
         "checkpoint.every_steps is set and checkpoint.dir is not: name the folder",

@@ -7,7 +7,7 @@ Shapes: S samples, M trained tokens of the step in sample order, T tokens of a s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -130,8 +130,8 @@ def build_step(
 
 
 def build_supervised_step(samples: Sequence[Sample]) -> StepBatch:
-    """Token-mean weights on the mask; rewards, versions and temperatures play no part."""
-    kept = [sample for sample in samples if np.any(sample.loss_mask)]
+    """Token-mean weights on the mask, temperature 1; rewards and versions play no part."""
+    kept = [replace(sample, temperature=1.0) for sample in samples if np.any(sample.loss_mask)]
     counts = [int(np.sum(sample.loss_mask)) for sample in kept]
     weight = 1.0 / max(sum(counts), 1)
     return _flatten(kept, [torch.full((n,), weight, dtype=torch.float64) for n in counts], [0.0] * len(kept))

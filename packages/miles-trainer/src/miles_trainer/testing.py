@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from miles_trainer.sample import RoutedExperts, Sample
@@ -91,6 +93,84 @@ def make_samples(
                 )
             )
     return samples
+
+
+def make_branching_samples(
+    *, groups: int = 2, members: int = 3, seed: int = 0, version: int = 0, opening: int = 9
+) -> list[Sample]:
+    """Groups of samples that share: all of them `opening` tokens, a group its prompt, some members a first turn or all.
+
+    Two sampled turns with an unsampled one between; rewards differ within a group.
+    """
+    generator = np.random.default_rng(seed)
+
+    def tokens(count: int) -> np.ndarray:
+        return generator.integers(0, TINY_VOCABULARY, count)
+
+    start = tokens(opening)
+    samples: list[Sample] = []
+    for group in range(groups):
+        prompt, turn, reply, answer = tokens(6), tokens(5), tokens(4), tokens(3)
+        for member in range(members):
+            said = turn if member % 2 == 0 else np.append(turn[:2], tokens(3))
+            parts = [start, prompt, said, reply, answer if member % 4 == 0 else tokens(int(generator.integers(1, 4)))]
+            mask = np.concatenate([np.full(len(part), i in (2, 4)) for i, part in enumerate(parts)]).astype(np.uint8)
+            noise = -4.1 + 0.1 * generator.standard_normal(len(mask))
+            samples.append(
+                Sample(
+                    group_id=f"g{group}",
+                    rollout_id=f"g{group}r{member}",
+                    token_ids=np.concatenate(parts).astype(np.int32),
+                    loss_mask=mask,
+                    logprobs=np.where(mask > 0, noise, 0).astype(np.float32),
+                    version_spans=((0, -1), (opening + 6, version)),
+                    reward=float(member % 2) if member else 0.2,
+                )
+            )
+    return samples
+
+
+class RowByRow:
+    """Batch-invariant numerics in the plainest form: linear layers a row at a time, attention a query at a time over a
+    fixed number of keys.
+    """
+
+    def __init__(self, max_context: int = 64) -> None:
+        self.max_context = max_context
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Entered around each forward of the model."""
+        return _RowLinear()
+
+    def attend(
+        self, query_QHD: torch.Tensor, key_SGD: torch.Tensor, value_SGD: torch.Tensor, first_position: int, scale: float
+    ) -> torch.Tensor:
+        """Causal attention of one sequence, [Q, H, D]."""
+        share, missing = query_QHD.shape[1] // key_SGD.shape[1], self.max_context - len(key_SGD)
+        keys, values = (
+            torch.nn.functional.pad(x, (0, 0, 0, 0, 0, missing)).repeat_interleave(share, 1).transpose(0, 1)
+            for x in (key_SGD, value_SGD)
+        )
+        rows = []
+        for i, query_HD in enumerate(query_QHD):
+            hidden_S = torch.arange(self.max_context) > first_position + i
+            scores_HS = (keys @ query_HD[:, :, None])[..., 0] * scale
+            weights_HS = scores_HS.masked_fill(hidden_S, -torch.inf).softmax(-1)
+            rows.append((weights_HS[:, None] @ values)[:, 0])
+        return torch.stack(rows)
+
+
+class _RowLinear(TorchFunctionMode):
+    """Replaces `torch.nn.functional.linear` within its block."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.nn.functional.linear:
+            return func(*args, **(kwargs or {}))
+        rows, weight = args[0].reshape(-1, args[0].shape[-1]), args[1]
+        out = torch.cat([func(row, weight) for row in rows.split(1)])
+        return out.reshape(*args[0].shape[:-1], len(weight))
 
 
 def random_routes(

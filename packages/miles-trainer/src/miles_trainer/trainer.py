@@ -2,7 +2,7 @@
 
 Every rank is given the same samples and takes its share; each call is collective.
 
-Shapes: M trained tokens of the step, m those of a micro-batch, V vocabulary, T tokens of a sample.
+Shapes: M trained tokens of the step, m those of a micro-batch, P its predictions, V vocabulary, T tokens of a sample.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from miles_trainer.errors import ObjectiveWarning, SampleError
 from miles_trainer.export import ExportDtype, HfWeights
 from miles_trainer.micro_batch import MicroBatch, plan_micro_batches
 from miles_trainer.model import load_model, vocabulary_size
-from miles_trainer.objective.logprob import entropy, tempered_log_softmax, token_logprobs
-from miles_trainer.objective.token_terms import TermOptions, TokenInputs, supervised_loss, token_terms, total_loss
+from miles_trainer.objective.logprob import predicted_logprobs
+from miles_trainer.objective.token_terms import supervised_loss, token_terms, total_loss
 from miles_trainer.protocols import Meter, Numerics, Quantizer
 from miles_trainer.quantized import quantize_linears
 from miles_trainer.replay.router import RouteCounts, RouteReplay
-from miles_trainer.report import StepReport, UpdateArrays
+from miles_trainer.report import StepReport
 from miles_trainer.sample import Sample
 from miles_trainer.step_batch import (
     StepBatch,
@@ -45,6 +45,7 @@ from miles_trainer.step_batch import (
     check_sample,
     rollout_advantages,
 )
+from miles_trainer.update_pass import StepResults, term_options, token_inputs
 from miles_trainer.versions import check_versions
 
 Scores = Callable[[MicroBatch], torch.Tensor]
@@ -179,16 +180,20 @@ class Trainer:
                 self._meter.gauge(name, value)
 
     def _train_batch(self, batch: StepBatch) -> tuple[dict[str, float], int]:
-        micro_batches = self._plan(batch)
+        micro_batches = self._plan(batch, replay=True)
+        metrics = self._packing_metrics(micro_batches)
         with self._routes(micro_batches):
             began_s = time.perf_counter()
-            old_M = self._scored(batch, micro_batches, self.backend.logits, replay=True)
+            recompute = self.config.objective.old_logprobs == "recompute"
+            old_M = self._scored(batch, micro_batches, self.backend.logits, replay=True) if recompute else None
+            metrics |= self._replay_metrics() if recompute else {}
             scored_s = time.perf_counter()
             reference_M = self._reference_scores(batch, micro_batches)
             referred_s = time.perf_counter()
-            metrics = report.score_metrics(batch, old_M, reference_M)
-            metrics |= report.mismatch_metrics(batch, old_M, self.version) | self._replay_metrics()
-            found, skipped = self._updates(batch, micro_batches, old_M, reference_M)
+            found, first_M, skipped = self._updates(batch, micro_batches, old_M, reference_M)
+            metrics |= {} if recompute else self._replay_metrics()
+        metrics |= report.score_metrics(batch, first_M, reference_M)
+        metrics |= report.mismatch_metrics(batch, first_M, self.version)
         metrics |= found | {
             "perf/log_probs_time": scored_s - began_s,
             "perf/ref_log_probs_time": referred_s - scored_s,
@@ -200,23 +205,26 @@ class Trainer:
         self,
         batch: StepBatch,
         micro_batches: Sequence[MicroBatch],
-        old_M: torch.Tensor,
+        old_M: torch.Tensor | None,
         reference_M: torch.Tensor | None,
-    ) -> tuple[dict[str, float], int]:
+    ) -> tuple[dict[str, float], torch.Tensor, int]:
+        """The optimizer steps: mean metrics, the old log-probabilities [M], and how many changed nothing."""
         records: list[dict[str, float]] = []
         skipped = 0
+        objective = self.config.objective
         for _ in range(self.config.n_updates_per_batch):
-            arrays, corrections = self._accumulate(batch, micro_batches, old_M, reference_M)
+            results = self._accumulate(batch, micro_batches, old_M, reference_M)
+            arrays = results.update_arrays()
+            old_M = arrays.logprobs if old_M is None else old_M
             outcome = self.backend.update(self._learning_rate())
-            objective = self.config.objective
-            metrics = (
-                report.objective_metrics(batch, old_M, arrays, objective.kl.coef, objective.entropy_coef) | corrections
-            )
+            metrics = report.objective_metrics(batch, old_M, arrays, objective.kl.coef, objective.entropy_coef)
+            metrics |= self._correction_metrics(batch, old_M, results)
             metrics |= {"train/grad_norm": outcome.grad_norm, "train/lr-pg_0": self._learning_rate()}
             records.append(metrics)
             self.state.updates += outcome.applied
             skipped += not outcome.applied
-        return {name: float(np.mean([record[name] for record in records])) for name in records[0]}, skipped
+        assert old_M is not None
+        return {name: float(np.mean([record[name] for record in records])) for name in records[0]}, old_M, skipped
 
     def _learning_rate(self) -> float:
         options = self.config.optimizer
@@ -228,47 +236,33 @@ class Trainer:
         self,
         batch: StepBatch,
         micro_batches: Sequence[MicroBatch],
-        old_M: torch.Tensor,
+        old_M: torch.Tensor | None,
         reference_M: torch.Tensor | None,
-    ) -> tuple[UpdateArrays, dict[str, float]]:
-        """Forward and backward of each micro-batch; the arrays of the whole step afterwards, on every rank."""
-        options = self._term_options()
-        results_7M = torch.zeros(7, batch.n_tokens, dtype=torch.float64)
+    ) -> StepResults:
+        """Forward and backward of each micro-batch; the results of the whole step afterwards, on every rank."""
+        options = term_options(self.config.objective)
+        results = StepResults(batch.n_tokens)
+        chunk = self.config.packing.log_probs_chunk
         for micro in micro_batches:
             with self._playing(micro):
-                logits_mV = self.backend.logits(micro)
+                logits_PV = self.backend.logits(micro)
                 if micro.is_filler:
-                    self.backend.backward(logits_mV.sum() * 0)
+                    self.backend.backward(logits_PV.sum() * 0)
                     continue
-                inputs = _token_inputs(batch, micro, logits_mV, old_M, reference_M, options.entropy_coef > 0)
+                inputs = token_inputs(batch, micro, logits_PV, old_M=old_M, reference_M=reference_M, chunk=chunk)
+                del logits_PV
                 terms = token_terms(inputs, options)
                 self.backend.backward(total_loss(terms, batch.weights[micro.rows], options))
-            ones = torch.ones_like(terms.policy)
-            kl = terms.kl if terms.kl is not None else torch.zeros_like(ones)
-            weight = terms.correction.weight if terms.correction is not None else ones
-            bounded = terms.correction.bounded if terms.correction is not None else torch.zeros_like(ones)
-            columns = [inputs.logprobs, terms.entropy, terms.policy, kl, terms.loss.clipped, weight, bounded]
-            results_7M[:, micro.rows] = torch.stack([column.detach().double() for column in columns])
-        self.group.sum(results_7M)
-        *update, weight_M, bounded_M = results_7M
-        corrections: dict[str, float] = {}
-        if options.tis is not None:
-            ratio_M = (old_M - batch.rollout_logprobs.double()).clamp(-20, 20).exp()[batch.usable]
-            corrections = report.correction_metrics(weight_M[batch.usable], ratio_M, bounded_M[batch.usable])
-        return UpdateArrays(*update), corrections
+            results.put(micro, inputs, terms)
+        self.group.sum(results.arrays_7M)
+        return results
 
-    def _term_options(self) -> TermOptions:
-        objective = self.config.objective
-        return TermOptions(
-            clip_low=objective.clip_low,
-            clip_high=objective.clip_high,
-            dual_clip=objective.dual_clip,
-            tis=(objective.tis.low, objective.tis.high) if objective.tis.enabled else None,
-            kl_coef=objective.kl.coef,
-            kl_estimator=objective.kl.estimator,
-            kl_unbiased=objective.kl.unbiased,
-            entropy_coef=objective.entropy_coef,
-        )
+    def _correction_metrics(self, batch: StepBatch, old_M: torch.Tensor, results: StepResults) -> dict[str, float]:
+        if not self.config.objective.tis.enabled:
+            return {}
+        usable_M = batch.usable
+        ratio_M = (old_M - batch.rollout_logprobs.double()).clamp(-20, 20).exp()
+        return report.correction_metrics(results.weights()[usable_M], ratio_M[usable_M], results.bounded()[usable_M])
 
     def train_supervised(self, samples: Sequence[Sample]) -> float:
         """One optimizer step on the mean negative log-likelihood (nats a token) of the tokens with mask 1; returns it.
@@ -281,13 +275,12 @@ class Trainer:
         if not batch.n_tokens:
             raise SampleError("no sample has a token with mask 1: there is nothing to learn from")
         loss = torch.zeros(1, dtype=torch.float64)
-        for micro in self._plan(batch):
-            logits_mV = self.backend.logits(micro)
+        for micro in self._plan(batch, replay=False):
+            logits_PV = self.backend.logits(micro)
             if micro.is_filler:
-                self.backend.backward(logits_mV.sum() * 0)
+                self.backend.backward(logits_PV.sum() * 0)
                 continue
-            logprobs_m = token_logprobs(tempered_log_softmax(logits_mV, 1.0), batch.targets[micro.rows])
-            part = supervised_loss(logprobs_m, batch.weights[micro.rows])
+            part = supervised_loss(self._logprobs(batch, micro, logits_PV), batch.weights[micro.rows])
             self.backend.backward(part)
             loss += part.detach()
         self.state.updates += self.backend.update(self._learning_rate()).applied
@@ -305,7 +298,7 @@ class Trainer:
         batch = build_scoring_step(samples)
         scores_M = torch.zeros(0, dtype=torch.float64)
         if batch.n_tokens:
-            micro_batches = self._plan(batch)
+            micro_batches = self._plan(batch, replay=True)
             with self._routes(micro_batches):
                 scores_M = self._scored(batch, micro_batches, self.backend.logits, replay=True)
         return [_at_tokens(batch, scores_M, index) for index in range(len(batch.samples))]
@@ -318,24 +311,42 @@ class Trainer:
         with torch.no_grad():
             for micro in micro_batches:
                 with self._playing(micro) if replay else nullcontext():
-                    logits_mV = logits(micro)
+                    logits_PV = logits(micro)
                 if not micro.is_filler:
-                    log_softmax_mV = tempered_log_softmax(logits_mV, batch.temperatures[micro.rows])
-                    scores_M[micro.rows] = token_logprobs(log_softmax_mV, batch.targets[micro.rows]).double()
+                    scores_M[micro.rows] = self._logprobs(batch, micro, logits_PV).double()
         return self.group.sum(scores_M)
+
+    def _logprobs(self, batch: StepBatch, micro: MicroBatch, logits_PV: torch.Tensor) -> torch.Tensor:
+        """Of the micro-batch's rows, [m], with gradient."""
+        chunk = self.config.packing.log_probs_chunk
+        targets_m = batch.targets[micro.rows]
+        return predicted_logprobs(
+            logits_PV, micro.temperatures, targets_m, micro.predictions, chunk=chunk, with_entropy=False
+        ).logprobs
 
     def _reference_scores(self, batch: StepBatch, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
         if self._reference is None:
             return None
         return self._scored(batch, micro_batches, self._reference.logits, replay=False)
 
-    def _plan(self, batch: StepBatch) -> list[MicroBatch]:
+    def _plan(self, batch: StepBatch, *, replay: bool) -> list[MicroBatch]:
         return plan_micro_batches(
             batch,
-            max_tokens=self.config.packing.max_tokens,
+            self.config.packing,
+            routes=self._replay.rows(batch.samples) if self._replay is not None and replay else None,
             rank=self.group.rank,
             n_ranks=self.group.world_size,
         )
+
+    def _packing_metrics(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """Tokens that one pass over the batch computes, those it needs not compute again, and their ratio."""
+        mine = [(micro.computed_tokens, micro.shared_tokens) for micro in micro_batches if not micro.is_filler]
+        computed, shared = self.group.sum(torch.tensor(mine or [(0, 0)], dtype=torch.int64).sum(0)).tolist()
+        return {
+            "perf/computed_tokens": float(computed),
+            "perf/shared_tokens": float(shared),
+            "perf/packing_ratio": (computed + shared) / computed,
+        }
 
     # Routing replay
 
@@ -391,31 +402,6 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _token_inputs(
-    batch: StepBatch,
-    micro: MicroBatch,
-    logits_mV: torch.Tensor,
-    old_M: torch.Tensor,
-    reference_M: torch.Tensor | None,
-    entropy_gradient: bool,
-) -> TokenInputs:
-    rows = micro.rows
-    log_softmax_mV = tempered_log_softmax(logits_mV, batch.temperatures[rows])
-    with torch.set_grad_enabled(entropy_gradient):
-        entropy_m = entropy(log_softmax_mV)
-    return TokenInputs(
-        logprobs=token_logprobs(log_softmax_mV, batch.targets[rows]),
-        entropy=entropy_m,
-        old=old_M[rows].float(),
-        rollout=batch.rollout_logprobs[rows],
-        reference=None if reference_M is None else reference_M[rows].float(),
-        advantages=batch.advantages[rows],
-        mask=batch.usable[rows],
-        sample_index=batch.sample_index[rows],
-        n_samples=len(batch.samples),
-    )
 
 
 def _at_tokens(batch: StepBatch, scores_M: torch.Tensor, index: int) -> NDArray[np.float32]:

@@ -2,7 +2,7 @@
 
 With one rank no process group is formed and the parameters are plain tensors; the numbers are the same.
 
-Shapes: M trained tokens of a micro-batch, V vocabulary.
+Shapes: P predictions of a micro-batch, V vocabulary.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class PackedModel:
         self.module = model
 
     def logits(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Logits at the kept positions, [M, V] fp32 (one row for a filler)."""
+        """Logits at the kept positions, [P, V] fp32 (one row for a filler)."""
         with self._numerics.forward() if self._numerics is not None else nullcontext():
             output = self.module(
                 input_ids=micro_batch.input_ids,
                 position_ids=micro_batch.positions,
                 use_cache=False,
                 logits_to_keep=micro_batch.keep,
-                segment_bounds=micro_batch.bounds,
+                segments=micro_batch.segments,
                 numerics=self._numerics,
             )
         return cast("torch.Tensor", output.logits[0])
@@ -94,7 +94,7 @@ class Fsdp2Backend:
         return self.packed.module
 
     def logits(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Logits at the kept positions, [M, V] fp32."""
+        """Logits at the kept positions, [P, V] fp32."""
         return self.packed.logits(micro_batch)
 
     def backward(self, loss: torch.Tensor) -> None:

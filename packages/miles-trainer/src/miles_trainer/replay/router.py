@@ -57,6 +57,7 @@ class RouteReplay:
         first: Any = routers[self.layers[0]]
         self.num_experts, self.top_k = int(first.num_experts), int(first.top_k)
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
+        self._shares: dict[int, torch.Tensor] = {}
         self._differing: dict[tuple[int, int], tuple[int, int]] = {}
         self._playing: int | None = None
         self._hooks = [self._bind(layer, router) for layer, router in routers.items()]
@@ -71,8 +72,7 @@ class RouteReplay:
 
     def check(self, samples: Iterable[Sample]) -> None:
         """Raise ReplayError when a sample's record does not fit the model or its own tokens."""
-        for sample in samples:
-            self._dense(sample, follow=True)
+        self.rows(samples)
 
     def _check_model(self, routes: RoutedExperts, sample: Sample) -> None:
         if tuple(routes.layers) != self.layers:
@@ -90,32 +90,38 @@ class RouteReplay:
                 f"{self.top_k} of {self.num_experts}",
             )
 
-    @contextmanager
-    def loaded(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
-        """Keep the routes of a step's micro-batches within the block. Fillers, and samples without routes, choose for
-        themselves.
-        """
-        try:
-            for micro in micro_batches:
-                self._load(micro.index, micro.samples, follow=not micro.is_filler)
-            yield
-        finally:
-            self._rows.clear()
-            self._differing.clear()
+    def rows(self, samples: Iterable[Sample]) -> list[RoutesRLK]:
+        """int32 [T, L, K] of each sample, a row of -1 where the router chooses for itself. Raises ReplayError."""
+        return [self._dense(sample) for sample in samples]
 
-    def _load(self, micro_batch: int, samples: Sequence[Sample], *, follow: bool) -> None:
-        if (micro_batch, self.layers[0]) in self._rows:
-            raise ReplayError("rows", f"micro-batch {micro_batch} already has routes: one step at a time")
-        rows_NLK = torch.cat([torch.from_numpy(self._dense(sample, follow=follow)) for sample in samples]).long()
-        for position, layer in enumerate(self.layers):
-            self._rows[micro_batch, layer] = rows_NLK[:, position].contiguous()
-
-    def _dense(self, sample: Sample, *, follow: bool) -> RoutesRLK:
+    def _dense(self, sample: Sample) -> RoutesRLK:
         tokens = len(sample.token_ids)
-        if sample.routed_experts is None or not follow:
+        if sample.routed_experts is None:
             return np.full((tokens, len(self.layers), self.top_k), HOLE, dtype=np.int32)
         self._check_model(sample.routed_experts, sample)
         return dense_rows(sample.routed_experts, tokens)
+
+    @contextmanager
+    def loaded(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+        """Keep the routes of a step's micro-batches within the block. Raises ReplayError `rows` for one without."""
+        try:
+            for micro in micro_batches:
+                self._load(micro)
+            yield
+        finally:
+            self._rows.clear()
+            self._shares.clear()
+            self._differing.clear()
+
+    def _load(self, micro: MicroBatch) -> None:
+        if micro.index in self._shares:
+            raise ReplayError("rows", f"micro-batch {micro.index} already has routes: one step at a time")
+        if micro.routes is None:
+            raise ReplayError("rows", f"micro-batch {micro.index} was planned without routes")
+        self._shares[micro.index] = torch.from_numpy(micro.shares)
+        rows_NLK = torch.from_numpy(micro.routes).long()
+        for position, layer in enumerate(self.layers):
+            self._rows[micro.index, layer] = rows_NLK[:, position].contiguous()
 
     @contextmanager
     def playing(self, micro_batch: int) -> Iterator[None]:
@@ -140,7 +146,11 @@ class RouteReplay:
         present_N1 = recorded_NK[:, :1] != HOLE
         agrees_NK = (recorded_NK[:, :, None] == own_NK[:, None, :]).any(-1)
         differs_NK = ~agrees_NK & present_N1
-        self._differing[micro_batch, layer] = int(differs_NK.any(-1).sum()), int(differs_NK.sum())
+        shares_N = self._shares[micro_batch]
+        self._differing[micro_batch, layer] = (
+            int((differs_NK.any(-1) * shares_N).sum()),
+            int((differs_NK.sum(-1) * shares_N).sum()),
+        )
         chosen_NK = torch.where(present_N1, recorded_NK, own_NK)
         probability_NE = torch.nn.functional.softmax(logits_NE, dtype=torch.float, dim=-1)
         weight_NK = probability_NE.gather(-1, chosen_NK)
@@ -149,8 +159,11 @@ class RouteReplay:
         return logits_NE, weight_NK.to(logits_NE.dtype), chosen_NK
 
     def counts(self) -> RouteCounts:
-        """What was played in this step, and what the model's own routers would have done otherwise."""
-        choices = sum(int((self._rows[key] != HOLE).sum()) for key in self._differing)
+        """What was played in this step, and what the model's own routers would have done otherwise.
+
+        A token that several samples share counts once for each of them, so that packing changes no count.
+        """
+        choices = sum(int(((self._rows[key] != HOLE).sum(-1) * self._shares[key[0]]).sum()) for key in self._differing)
         routes, single = (sum(column) for column in zip(*self._differing.values(), strict=True)) if choices else (0, 0)
         return RouteCounts(choices // self.top_k, routes, choices, single)
 
