@@ -42,6 +42,14 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def figures(self) -> Path:
+        return self.root / "figures"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 
