@@ -29,7 +29,7 @@ def trajectory_of(group_id: int, member: int, **changes: Any) -> Trajectory:
         "group_id": group_id,
         "attempt": 0,
         "member": member,
-        "tito": {"seed": 100 * group_id + member},
+        "tito": {"seed": 100 * group_id + member, "version_bounds": "checked"},
     }
     fields = {"trajectory_id": f"t{group_id}.{member}", "metadata": place, "reward": float(member), **changes}
     return replace(golden, **fields)
@@ -133,3 +133,12 @@ def _digests_without_routes(trajectory: Trajectory) -> list[str]:
         )
         for turn in trajectory.turns
     ]
+
+
+def test_versions_that_nobody_could_bound_are_refused_in_a_run() -> None:
+    unbounded = {**trajectory_of(0, 0).metadata, "tito": {"seed": 0, "version_bounds": "unknown"}}
+    first = replace(member_of(0, 0), trajectories=(trajectory_of(0, 0, metadata=unbounded),))
+    group = group_of(0, members=(first, *group_of(0).members[1:]))
+    assert read(group) == 3
+    with pytest.raises(VersionIdentityError, match=r"t0\.0: the session server did not know"):
+        read(group, version=NEWEST)

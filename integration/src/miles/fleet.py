@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +52,14 @@ async def start_fleet(config: RunConfig, runtime: Runtime, model: Path) -> Fleet
     """Start trainer ranks and engines together, then router and session server; connect trainer and engines."""
     ranks = config.runtime.trainer_ranks
     master_port = free_port()
+    control_token = secrets.token_hex(16)
     starts = [runtime.start(_trainer(config, model, rank, master_port)) for rank in range(ranks)]
-    starts += [runtime.start(_engine(config, model, index)) for index in range(config.runtime.engines)]
+    starts += [runtime.start(_engine(config, model, index, control_token)) for index in range(config.runtime.engines)]
     started = await asyncio.gather(*starts)
     trainers, engines = started[:ranks], started[ranks:]
-    router = await runtime.start(_router(config, engines))
-    sessions = await runtime.start(_sessions(config, model, router))
-    client = SessionServerClient(_url(sessions), control_token=str(sessions.ready["control_token"]))
+    router = await runtime.start(_router(config, engines, control_token))
+    sessions = await runtime.start(_sessions(config, model, router, control_token))
+    client = SessionServerClient(_url(sessions), control_token=control_token)
     fleet = Fleet(
         roles=(*trainers, *engines, router, sessions),
         trainers=tuple(trainer.client() for trainer in trainers),
@@ -83,9 +85,10 @@ def _trainer(config: RunConfig, model: Path, rank: int, master_port: int) -> Rol
     return RoleSpec("trainer", f"trainer-{rank}", settings)
 
 
-def _engine(config: RunConfig, model: Path, index: int) -> RoleSpec:
+def _engine(config: RunConfig, model: Path, index: int, control_token: str) -> RoleSpec:
     settings = {
         "model": str(model),
+        "control_token": control_token,
         "engine": config.rollout.engine.model_dump(mode="json"),
         "weightsync": config.weightsync.model_dump(mode="json"),
         "numerics": config.numerics.model_dump(mode="json"),
@@ -94,16 +97,18 @@ def _engine(config: RunConfig, model: Path, index: int) -> RoleSpec:
     return RoleSpec("engine", f"engine-{index}", settings)
 
 
-def _router(config: RunConfig, engines: Sequence[Role]) -> RoleSpec:
+def _router(config: RunConfig, engines: Sequence[Role], control_token: str) -> RoleSpec:
     settings = {
+        "control_token": control_token,
         "router": config.rollout.router.model_dump(mode="json"),
         "workers": [_url(engine) for engine in engines],
     }
     return RoleSpec("router", "router", settings)
 
 
-def _sessions(config: RunConfig, model: Path, router: Role) -> RoleSpec:
+def _sessions(config: RunConfig, model: Path, router: Role, control_token: str) -> RoleSpec:
     settings = {
+        "control_token": control_token,
         "tito": config.tito.model_dump(mode="json"),
         "tokenizer": str(model),
         "engine_url": _url(router),

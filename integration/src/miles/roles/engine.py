@@ -21,6 +21,7 @@ class EngineSettings(RoleSettings):
     """What an engine process is told."""
 
     model: Path
+    control_token: str
     engine: EngineConfig
     weightsync: WeightSyncConfig
     numerics: NumericsConfig
@@ -39,7 +40,7 @@ def main(settings: EngineSettings) -> None:
 
     serve_engine(
         EngineServerConfig(
-            model_dir=settings.model, name=settings.name, control_token=settings.token, engine=settings.engine
+            model_dir=settings.model, name=settings.name, control_token=settings.control_token, engine=settings.engine
         ),
         numerics=numerics_of(settings.numerics),
         attach=receiving,

@@ -10,6 +10,7 @@ from miles_rollout.router import run_router
 class RouterSettings(RoleSettings):
     """What the router is told."""
 
+    control_token: str
     router: RouterConfig
     workers: tuple[str, ...]
 
@@ -17,7 +18,7 @@ class RouterSettings(RoleSettings):
 def main(settings: RouterSettings) -> None:
     """Serve until the driver ends."""
     config = settings.router.model_copy(update={"workers": settings.workers})
-    run_router(config, control_token=settings.token, announce=announce)
+    run_router(config, control_token=settings.control_token, announce=announce)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from miles_tito.server import create_app, run_server
 class SessionSettings(RoleSettings):
     """What the session server is told."""
 
+    control_token: str
     tito: TitoConfig
     tokenizer: Path
     engine_url: str
@@ -27,19 +28,21 @@ def main(settings: SessionSettings) -> None:
     family = configured_family(config)
     app = create_app(
         config,
-        engine=faulty_engine(SGLangEngine.from_config(config.engine, url=settings.engine_url), settings.faults),
+        engine=faulty_engine(
+            SGLangEngine.from_config(config.engine, url=settings.engine_url, token=settings.control_token),
+            settings.faults,
+        ),
         tokenizer=family.tokenizer,
         family=family,
-        control_token=settings.token,
+        control_token=settings.control_token,
         store=session_store(family, config.session, settings.faults),
     )
     host = config.server.host
-    ready = {"host": host, "control_token": settings.token}
     run_server(
         app,
         host,
         config.server.port,
-        lambda port: announce({**ready, "port": port}),
+        lambda port: announce({"host": host, "port": port}),
         drain_timeout_s=config.server.drain_timeout_s,
     )
 

@@ -105,11 +105,17 @@ def _check_member(group: GroupRecord, index: int, trajectories: Sequence[Traject
 
 
 def _check_versions(trajectory: Trajectory, version: int | None) -> None:
+    """In a run (`version` is known) no label is newer, and the session server knew the bounds of every label."""
     newest = max((label for _, label in trajectory.weight_version_spans), default=0)
     if version is not None and newest > version:
         raise VersionIdentityError(
             f"trajectory {trajectory.trajectory_id} has tokens of version {newest}, and the weights to be trained are "
             f"version {version}: no engine can have had them"
+        )
+    if version is not None and trajectory.metadata.get("tito", {}).get("version_bounds") != "checked":
+        raise VersionIdentityError(
+            f"trajectory {trajectory.trajectory_id}: the session server did not know which versions its engine had; "
+            "the driver must tell it before an engine is used"
         )
 
 
