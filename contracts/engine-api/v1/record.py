@@ -14,6 +14,7 @@ import base64
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from miles_rollout.server.app import create_engine_app
 HERE = Path(__file__).parent
 TOKEN = "control-token"
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100]
+PREFIX = [(row % 8, (3 * row + 1) % 8) for row in range(9)]
 LETTERS = list("abcdefghijklmnopqrstuvwxyz0123456789")
 MACHINE_FIELDS = {"e2e_latency": 0.0, "model_path": "MODEL_DIR", "tokenizer_path": "MODEL_DIR"}
 
@@ -48,6 +50,13 @@ def generate_body(sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
     }
 
 
+def carried(pairs: Sequence[tuple[int, int]], start: int | None = None) -> dict[str, Any]:
+    """Fields that carry the routes of a prefix: the same two experts of a row in both layers of the model."""
+    experts = np.array([[pair, pair] for pair in pairs], dtype="<i4")
+    text = base64.b64encode(experts.tobytes()).decode()
+    return {"routed_experts_prefix": text, "routed_experts_start_len": len(experts) if start is None else start}
+
+
 def script() -> list[tuple[str, str, str, dict[str, Any] | None]]:
     """(id, method, path, body) in the order in which they are sent."""
     seeded = {"max_new_tokens": 5, "sampling_seed": 7, "ignore_eos": True}
@@ -58,6 +67,8 @@ def script() -> list[tuple[str, str, str, dict[str, Any] | None]]:
         ("greedy", "POST", "/generate", generate_body({"max_new_tokens": 3, "temperature": 0.0, "ignore_eos": True})),
         ("experts", "POST", "/generate", generate_body(seeded, **experts)),
         ("experts_from_row", "POST", "/generate", generate_body(seeded, **experts | {"routed_experts_start_len": 9})),
+        ("experts_prefix", "POST", "/generate", generate_body(seeded, **experts | carried(PREFIX))),
+        ("experts_prefix_repeated", "POST", "/generate", generate_body(seeded, **experts | carried(PREFIX))),
         ("stop_id", "POST", "/generate", generate_body(seeded | {"stop_token_ids": list(range(258))})),
         (
             "stop_string",
@@ -72,6 +83,8 @@ def script() -> list[tuple[str, str, str, dict[str, Any] | None]]:
         ("unknown_field", "POST", "/generate", generate_body(seeded, max_tokens=5)),
         ("unsupported_field", "POST", "/generate", generate_body(seeded) | {"stream": True}),
         ("invalid_sampling", "POST", "/generate", generate_body({"temperature": -1.0})),
+        ("experts_prefix_short", "POST", "/generate", generate_body(seeded, **experts | carried(PREFIX, start=10))),
+        ("experts_prefix_twice", "POST", "/generate", generate_body(seeded, **experts | carried([(2, 2)]))),
         ("context_too_long", "POST", "/generate", generate_body({"max_new_tokens": 4096})),
         ("unauthorized", "POST", "/flush_cache", None),
         ("pause", "POST", "/pause_generation", {"mode": "retract"}),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -89,6 +91,23 @@ async def test_expert_rows_cross_the_wire(make_client: MakeClient) -> None:
     assert (reply.experts.row_start, reply.experts.version_spans) == (2, ((0, 0),))
     body, _ = client.calls[0]  # type: ignore[attr-defined]
     assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 2)
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_recorded_routes_are_sent_where_they_are_replayed(make_client: MakeClient, replays: bool) -> None:
+    engine = StubEngine([StubReply([9, 0], matched=0)], moe=replace(MOE, replays_routes=replays))
+    client = make_client(engine)
+    prefix = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
+    request = GenerateRequest("r", "s", [5, 6, 7], SamplingParams(), True, 2, expert_prefix=prefix)
+    await client.generate(request)
+    body, _ = client.calls[0]  # type: ignore[attr-defined]
+    assert ("routed_experts_prefix" in body) == replays
+    (received,) = engine.requests
+    if replays:
+        assert body["routed_experts_prefix"] == base64.b64encode(prefix.astype("<i4").tobytes()).decode()
+        np.testing.assert_array_equal(received.expert_prefix, prefix)
+    else:
+        assert received.expert_prefix is None
 
 
 async def test_a_stock_engine_gets_its_digest_on_receipt(make_client: MakeClient) -> None:

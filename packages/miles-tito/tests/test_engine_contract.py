@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from miles_tito import EngineInfo, EngineStatusError, GenerateReply, GenerateRequest, SamplingParams, SGLangEngine
 from miles_tito.engines.wire import encode_request
@@ -32,7 +35,16 @@ def request_of(exchange: dict[str, Any]) -> GenerateRequest:
         want_experts=body.get("return_routed_experts", False),
         expert_row_start=body.get("routed_experts_start_len", 0),
         extra_key=body.get("extra_key"),
+        expert_prefix=prefix_of(body),
     )
+
+
+def prefix_of(body: dict[str, Any]) -> NDArray[np.int32] | None:
+    text, moe = body.get("routed_experts_prefix"), MODEL_INFO["reply"]["moe"]
+    if text is None:
+        return None
+    flat = np.frombuffer(base64.b64decode(text), dtype="<i4")
+    return flat.reshape(-1, len(moe["layers"]), moe["top_k"]).astype(np.int32)
 
 
 def client_for(exchange: dict[str, Any]) -> SGLangEngine:
@@ -74,7 +86,9 @@ async def test_recorded_errors_keep_status_and_code(exchange: dict[str, Any]) ->
 @pytest.mark.parametrize("exchange", GENERATED, ids=lambda exchange: exchange["id"])
 def test_what_the_client_sends_fits_the_schema(exchange: dict[str, Any]) -> None:
     schema = json.loads((CONTRACT / "request.schema.json").read_text())
-    jsonschema.validate(json.loads(json.dumps(encode_request(request_of(exchange)))), schema)
+    sent = encode_request(request_of(exchange))
+    jsonschema.validate(json.loads(json.dumps(sent)), schema)
+    assert sent.get("routed_experts_prefix") == exchange["request"].get("routed_experts_prefix")
 
 
 async def test_the_recorded_engine_describes_itself() -> None:
@@ -85,4 +99,5 @@ async def test_the_recorded_engine_describes_itself() -> None:
     assert (info.engine_id, info.weight_version) == (MODEL_INFO["reply"]["engine_id"], 0)
     assert info.moe is not None
     assert info.moe.top_k == MODEL_INFO["reply"]["moe"]["top_k"]
+    assert info.moe.replays_routes
     assert info.max_context == MODEL_INFO["reply"]["max_context"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from miles_tito import (
@@ -20,7 +21,7 @@ from miles_tito import (
     derive_seed,
     loads_batch,
 )
-from miles_tito.testing import StubEngine, StubReply
+from miles_tito.testing import StubEngine, StubReply, stub_routes
 
 MakeServer = Callable[..., Any]
 USER = {"role": "user", "content": "q"}
@@ -499,6 +500,38 @@ async def test_experts_are_asked_for_incrementally_and_only_of_moe_models(
     assert second.expert_row_start == stored["prompt_length"] + stored["completion_length"] - 1
     dense = make_server(record_experts=True)
     problem(await dense.chat(await dense.open(), [USER]), 502, "engine_not_moe")
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_held_routes_are_carried_only_to_an_engine_that_replays_them(
+    make_server: MakeServer, smollm2: Family, replays: bool
+) -> None:
+    engine = StubEngine(stop_id=smollm2.stop_ids[0], moe=MoeInfo((0, 2), 8, 2, replays_routes=replays))
+    server = make_server(engine=engine, record_experts=True)
+    session_id = await server.open()
+    message = (await server.chat(session_id, [USER])).json()["choices"][0]["message"]
+    for _ in range(2):  # the second time as a retry of the same turn
+        await server.chat(session_id, [USER, message, NEXT])
+    first, second, retried = engine.requests
+    assert first.expert_prefix is None
+    if not replays:
+        assert (second.expert_prefix, retried.expert_prefix) == (None, None)
+        return
+    assert second.expert_prefix is not None
+    assert second.expert_prefix.dtype == np.int32
+    assert engine.moe is not None
+    held = stub_routes(np.asarray(second.input_ids, np.int64), engine.moe)[: second.expert_row_start]
+    np.testing.assert_array_equal(second.expert_prefix, held)
+    np.testing.assert_array_equal(retried.expert_prefix, held)
+
+
+async def test_no_routes_are_carried_when_none_are_recorded(make_server: MakeServer, smollm2: Family) -> None:
+    engine = StubEngine(stop_id=smollm2.stop_ids[0], moe=MoeInfo((0, 2), 8, 2, replays_routes=True))
+    server = make_server(engine=engine)
+    session_id = await server.open()
+    message = (await server.chat(session_id, [USER])).json()["choices"][0]["message"]
+    await server.chat(session_id, [USER, message, NEXT])
+    assert [request.expert_prefix for request in engine.requests] == [None, None]
 
 
 async def test_thinking_can_be_switched_in_mid_session(make_server: MakeServer, qwen3: Family) -> None:

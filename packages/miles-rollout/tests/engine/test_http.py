@@ -227,7 +227,7 @@ async def test_health_and_information(http: httpx.AsyncClient, engine: LocalEngi
     assert (await http.get("/health_generate")).status_code == 200
     info = (await http.get("/model_info")).json()
     assert (info["model_path"], info["weight_version"], info["engine_id"]) == (str(moe_folder), "0", "e:2")
-    assert info["moe"] == {"layers": [0, 2], "num_experts": 8, "top_k": 2}
+    assert info["moe"] == {"layers": [0, 2], "num_experts": 8, "top_k": 2, "replays_routes": True}
     assert (await http.get("/get_model_info")).json() == info
     server = (await http.get("/server_info", headers=AUTH)).json()
     assert (server["engine"]["dtype"], server["paused"]) == ("fp32", True)

@@ -38,7 +38,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One engine call: token ids in, token ids out."""
+    """One engine call: token ids in, token ids out.
+
+    `expert_prefix`, int32 [expert_row_start, L, K], are the routes already recorded for the first tokens. An engine
+    that replays routes (`MoeInfo.replays_routes`) repeats them where it has to compute those tokens again; others are
+    not sent any.
+    """
 
     request_id: str
     session_key: str
@@ -47,6 +52,7 @@ class GenerateRequest:
     want_experts: bool = False
     expert_row_start: int = 0
     extra_key: str | None = None
+    expert_prefix: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,15 @@ class GenerateReply:
 
 @dataclass(frozen=True, slots=True)
 class MoeInfo:
-    """Which layers are routed (global indices), how many experts each has, and how many a token takes."""
+    """Which layers are routed (global indices), how many experts each has, and how many a token takes.
+
+    `replays_routes`: the engine takes `GenerateRequest.expert_prefix` and keeps to it.
+    """
 
     layers: tuple[int, ...]
     num_experts: int
     top_k: int
+    replays_routes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,12 @@ class Session:
         ids: list[int] = self.ids.view(0, plan.kept_ids).tolist()
         return [*ids, *plan.suffix_ids]
 
+    def expert_prefix(self, plan: Plan) -> NDArray[np.int32] | None:
+        """The routes recorded for the rows before `plan.expert_row_start`, int32 [R, L, K]; None without any."""
+        if self.expert_rows is None or not plan.expert_row_start:
+            return None
+        return self.expert_rows.view(0, plan.expert_row_start).astype(np.int32)
+
     def _turns_to_keep(self, messages: Sequence[Message]) -> int:
         """How many committed turns the request continues: all, all but one (a retry), or it is an error."""
         matched = self._matched(messages)

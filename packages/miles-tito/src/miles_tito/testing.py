@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from .engines.wire import encode_rows
 from .errors import EngineReplyError, EngineStatusError
 from .protocols import (
     EngineInfo,
@@ -203,7 +204,9 @@ class _WireStub:
         if self.faults.body is not None:
             return Response(self.faults.body, media_type="application/json")
         try:
-            reply = await self.engine.generate(_request(body, request.headers.get("x-smg-routing-key", "")))
+            reply = await self.engine.generate(
+                _request(body, request.headers.get("x-smg-routing-key", ""), self.engine.moe)
+            )
         except EngineStatusError as error:
             return JSONResponse({"code": error.code, "detail": str(error)}, error.status)
         return JSONResponse(self._encode(reply))
@@ -220,6 +223,7 @@ class _WireStub:
             "layers": list(info.moe.layers),
             "num_experts": info.moe.num_experts,
             "top_k": info.moe.top_k,
+            "replays_routes": info.moe.replays_routes,
         }
         body = {"model_path": info.model_path, "weight_version": str(info.weight_version), "engine_id": info.engine_id}
         optional = {"moe": moe, "max_context": info.max_context}
@@ -247,7 +251,15 @@ def _edit(target: dict[str, Any], edits: Mapping[str, Any] | None) -> None:
             target[key] = value
 
 
-def _request(body: Mapping[str, Any], session_key: str) -> GenerateRequest:
+def _prefix(body: Mapping[str, Any], moe: MoeInfo | None) -> NDArray[np.int32] | None:
+    text = body.get("routed_experts_prefix")
+    if text is None or moe is None:
+        return None
+    flat = np.frombuffer(base64.b64decode(text, validate=True), dtype="<i4")
+    return flat.reshape(body["routed_experts_start_len"], len(moe.layers), moe.top_k).astype(np.int32)
+
+
+def _request(body: Mapping[str, Any], session_key: str, moe: MoeInfo | None) -> GenerateRequest:
     known = {name: value for name, value in body["sampling_params"].items() if name in SamplingParams.__slots__}
     params: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
     sampling = SamplingParams(**params)
@@ -258,6 +270,7 @@ def _request(body: Mapping[str, Any], session_key: str) -> GenerateRequest:
         sampling=sampling,
         want_experts=body.get("return_routed_experts", False),
         expert_row_start=body.get("routed_experts_start_len", 0),
+        expert_prefix=_prefix(body, moe),
         extra_key=body.get("extra_key"),
     )
 
@@ -283,9 +296,8 @@ def encode_reply(reply: GenerateReply) -> dict[str, Any]:
         "e2e_latency": 0.001,
     }
     if reply.experts is not None:
-        rows = np.ascontiguousarray(reply.experts.rows, dtype="<i4")
         meta |= {
-            "routed_experts": base64.b64encode(rows.tobytes()).decode(),
+            "routed_experts": encode_rows(reply.experts.rows),
             "routed_experts_version_spans": [list(span) for span in reply.experts.version_spans],
             "expert_digest": reply.expert_digest,
         }

@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from miles_rollout.local.errors import EngineError, EnginePoisonedError, RequestError
 from miles_rollout.local.requests import EngineReply, EngineRequest, FinishReason, RequestLimits, check_request
+from miles_rollout.local.routes import RouteLayout
 from miles_rollout.protocols import PauseMode
 from miles_rollout.server.bodies import (
     AbortBody,
@@ -46,6 +47,7 @@ malformed: no JSON · wrong_digest: another record digest · wrong_ids: an outpu
 wrong_version: label + 7."""
 
 _WRONG_DIGEST = "0" * 32
+_ROUTES = RouteLayout(layers=(0, 1), num_experts=8, top_k=2)
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class FakeEngine:
         self.delay_s = 0.0
         self.received: list[EngineRequest] = []
         self.calls: list[str] = []
-        self._limits = RequestLimits(vocab_size, max_context, has_experts=True, has_tokenizer=True)
+        self._limits = RequestLimits(vocab_size, max_context, has_tokenizer=True, routes=_ROUTES)
         self._faults: deque[Fault] = deque()
         self._running: list[_Running] = []
         self._changed = asyncio.Condition()
@@ -121,7 +123,7 @@ class FakeEngine:
         self.calls.append("generate")
         if self.poisoned:
             raise EnginePoisonedError(f"engine {self.engine_id} is poisoned: install a whole set of weights")
-        wanted = engine_request(await read_body(request, GenerateBody))
+        wanted = engine_request(await read_body(request, GenerateBody), _ROUTES)
         check_request(wanted, self._limits)
         self.received.append(wanted)
         fault = self._faults.popleft() if self._faults else None
@@ -167,7 +169,8 @@ class FakeEngine:
         start, rows = request.routed_experts_start_len, None
         if request.return_routed_experts:
             n_rows = max(len(request.input_ids) + n - 1 - start, 0)
-            rows = (np.arange(n_rows * 4, dtype=np.int32) % 8).reshape(n_rows, 2, 2)
+            shape = (n_rows, len(_ROUTES.layers), _ROUTES.top_k)
+            rows = (np.arange(np.prod(shape), dtype=np.int32) % _ROUTES.num_experts).reshape(shape)
         spans = tuple((i, v) for i, v in enumerate(state.versions) if i == 0 or v != state.versions[i - 1])
         return EngineReply(
             rid=request.rid or f"fake-{len(self.received)}",
@@ -238,7 +241,12 @@ class FakeEngine:
         return PlainTextResponse("", 200 if self.healthy and not self.poisoned else 503)
 
     async def _model_info(self, _request: Request) -> Response:
-        moe = {"layers": [0, 1], "num_experts": 8, "top_k": 2}
+        moe = {
+            "layers": list(_ROUTES.layers),
+            "num_experts": _ROUTES.num_experts,
+            "top_k": _ROUTES.top_k,
+            "replays_routes": True,
+        }
         return JSONResponse(
             {"model_path": "fake", "weight_version": str(self.version), "engine_id": self.engine_id, "moe": moe}
         )

@@ -22,9 +22,10 @@ from miles_rollout.local.forward import Forward, WantedLogits, wanted_logits
 from miles_rollout.local.kv import KVRows, plan_rows
 from miles_rollout.local.model import ServedModel
 from miles_rollout.local.requests import EngineRequest, FinishReason, check_request
+from miles_rollout.local.routes import Routes
 from miles_rollout.local.sampler import Draw, sample
 from miles_rollout.local.scheduler import Scheduler, Segment
-from miles_rollout.local.sequence import Deliver, Routes, Sequence
+from miles_rollout.local.sequence import Deliver, Sequence
 from miles_rollout.local.stops import finish_reason, visible_text
 from miles_rollout.protocols import Numerics, PauseMode
 
@@ -190,23 +191,21 @@ class EngineCore:
             self._fail_batch(segments, error)
 
     def _new_routes(self, request: EngineRequest) -> Routes | None:
-        layout = self.model.capture.layout
         if not request.return_routed_experts:
             return None
         tokens = len(request.input_ids) + request.sampling.max_new_tokens
-        return Routes.empty(tokens, len(layout.layers), layout.top_k)
+        return Routes.empty(tokens, self.model.capture.layout, request.routed_experts_prefix)
 
     def _record(self, segments: Seq[Segment], routes_NLK: NDArray[np.int64]) -> None:
-        """Note what the rows hold now, and the routes of this pass beside them."""
+        """Note what the rows hold now, the routes of this pass, and which weights chose them."""
         offset = 0
         for s in segments:
             routes_nLK = routes_NLK[offset : offset + s.count]
             versions_n = np.full(s.count, self.version, dtype=np.int64)
-            self.kv.table.extend(s.row, s.sequence.tokens_T[s.start : s.end])
-            self.kv.routes_RSLK[s.row, s.start : s.end] = routes_nLK
-            self.kv.route_versions_RS[s.row, s.start : s.end] = versions_n
             if s.sequence.routes is not None:
                 s.sequence.routes.fill(s.start, routes_nLK, versions_n)
+                versions_n = s.sequence.routes.versions_T[s.start : s.end]
+            self.kv.table.extend(s.row, s.sequence.tokens_T[s.start : s.end], routes_nLK, versions_n)
             s.sequence.computed = s.end
             offset += s.count
 

@@ -20,10 +20,10 @@ from uuid import uuid4
 from miles_rollout.local.config import EngineConfig
 from miles_rollout.local.core import EngineCore, EngineStats
 from miles_rollout.local.errors import EngineClosedError, EngineError, EngineTimeoutError
-from miles_rollout.local.kv import RouteLayout
 from miles_rollout.local.loop import EngineLoop
 from miles_rollout.local.model import load_model
 from miles_rollout.local.requests import EngineReply, EngineRequest
+from miles_rollout.local.routes import RouteLayout
 from miles_rollout.local.weights import EnginePort
 from miles_rollout.protocols import Numerics, WeightFormat
 

@@ -17,6 +17,7 @@ from miles_rollout.local.attention import CONTEXT_KWARG, RowSegment, StepContext
 from miles_rollout.local.errors import EngineSetupError
 from miles_rollout.local.kv import KVRows
 from miles_rollout.local.model import ServedModel
+from miles_rollout.local.routes import HOLE
 from miles_rollout.local.sampler import token_logprobs
 from miles_rollout.local.scheduler import Segment
 from miles_rollout.protocols import Numerics
@@ -65,7 +66,21 @@ class Forward:
         ids_N = np.concatenate([s.sequence.tokens_T[s.start : s.end] for s in segments])
         offsets = np.cumsum([0, *(s.count for s in segments)])
         keep = [p for w, offset in zip(wanted, offsets, strict=False) for p in w.packed(int(offset))]
-        return self._run_model(ids_N, step_context(self._kv, rows, self._numerics), keep or [len(ids_N) - 1])
+        context = step_context(self._kv, rows, self._numerics)
+        with self._model.capture.repeating(self._recorded_routes(segments)):
+            return self._run_model(ids_N, context, keep or [len(ids_N) - 1])
+
+    def _recorded_routes(self, segments: Seq[Segment]) -> torch.Tensor | None:
+        """Return what the routers must repeat in this pass, [N, L, K] with holes; None when nothing."""
+        found = [s.sequence.recorded_routes(s.start, s.end) for s in segments]
+        if all(routes is None for routes in found):
+            return None
+        shape = self._model.capture.layout
+        parts = [
+            np.full((s.count, len(shape.layers), shape.top_k), HOLE, dtype=np.int32) if routes is None else routes
+            for s, routes in zip(segments, found, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
     def probe(self) -> None:
         """Run two tokens through row 0. Raises `EngineSetupError` unless each layer met our attention exactly once."""

@@ -65,8 +65,8 @@ def load_model(model_dir: Path, config: EngineConfig, weight_format: WeightForma
     limits = RequestLimits(
         vocab_size=int(hf_config.vocab_size),
         max_context=_max_context(hf_config, config),
-        has_experts=bool(capture.layout.layers),
         has_tokenizer=detokenize is not None,
+        routes=capture.layout,
     )
     layout = _kv_layout(hf_config, TORCH_DTYPE[config.dtype])
     return ServedModel(

@@ -1,6 +1,6 @@
 """Requests and replies of the engine, and the checks a request passes before it is queued. Torch-free.
 
-Shapes: O output tokens, R expert rows, L MoE layers, K experts per token.
+Shapes: O output tokens, R expert rows, P rows of a prefix, L MoE layers, K experts per token.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miles_rollout.local.errors import RequestError
+from miles_rollout.local.routes import RouteLayout, check_prefix
 from miles_rollout.records import Record, Span
 
 MAX_SEED = (1 << 64) - 1
@@ -38,7 +39,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to continue or, with `max_new_tokens` 0 and a `logprob_start_len`, to score."""
+    """One sequence to continue or, with `max_new_tokens` 0 and a `logprob_start_len`, to score.
+
+    `routed_experts_prefix`, int32 [P, L, K] with P = `routed_experts_start_len`, are routes that an engine gave for the
+    first P positions: they are repeated, whatever the weights of today would choose.
+    """
 
     input_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -48,6 +53,7 @@ class EngineRequest:
     return_routed_experts: bool = False
     routed_experts_start_len: int = 0
     extra_key: str | None = None
+    routed_experts_prefix: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +109,8 @@ class RequestLimits:
 
     vocab_size: int
     max_context: int
-    has_experts: bool
     has_tokenizer: bool
+    routes: RouteLayout
 
 
 def check_request(request: EngineRequest, limits: RequestLimits) -> None:
@@ -157,12 +163,21 @@ def _check_extras(request: EngineRequest, limits: RequestLimits) -> None:
         raise _refuse(
             "invalid_logprob_start", f"logprob_start_len is {request.logprob_start_len}; it must be -1 or 0 to {n - 1}"
         )
+    _check_experts(request, limits)
+
+
+def _check_experts(request: EngineRequest, limits: RequestLimits) -> None:
+    n = len(request.input_ids)
     if not request.return_routed_experts:
+        if request.routed_experts_prefix is not None:
+            raise _refuse("invalid_experts_prefix", "routed_experts_prefix needs return_routed_experts")
         return
-    if not limits.has_experts:
-        raise _refuse("no_experts", "return_routed_experts was asked of a model without routed experts")
+    if not limits.routes.layers:
+        raise _refuse("no_experts", "return_routed_experts was asked of a model without routed experts of a known kind")
     if not 0 <= request.routed_experts_start_len < n:
         raise _refuse(
             "invalid_experts_start",
             f"routed_experts_start_len is {request.routed_experts_start_len}; it must be 0 to {n - 1}",
         )
+    if request.routed_experts_prefix is not None:
+        check_prefix(request.routed_experts_prefix, request.routed_experts_start_len, limits.routes)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from miles_rollout.local.kv import KVRows
+from miles_rollout.local.routes import shared_routes
 from miles_rollout.local.sequence import Sequence
 
 WORTH_WAITING_TOKENS = 16
@@ -107,25 +108,31 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, version: int) -> None:
         key = (sequence.request.extra_key, version)
-        lease = self._kv.table.acquire(sequence.tokens_T, key, sequence.reuse_limit)
+        table = self._kv.table
+        lease = table.acquire(sequence.tokens_T, key, sequence.reuse_limit, sequence.routes)
         self._kv.prepare(lease)
         sequence.row, sequence.computed = lease.row, lease.reused
         if sequence.cached_tokens is None:
             sequence.cached_tokens = lease.reused
         if sequence.routes is not None:
             reused = slice(0, lease.reused)
-            routes, versions = self._kv.routes_RSLK[lease.row, reused], self._kv.route_versions_RS[lease.row, reused]
-            sequence.routes.fill(0, routes, versions)
+            sequence.routes.fill(0, table.routes_RSLK[lease.row, reused], table.route_versions_RS[lease.row, reused])
         self.running.append(sequence)
 
     def _should_wait(self, sequence: Sequence, version: int) -> bool:
         limit, extra_key = sequence.reuse_limit, sequence.request.extra_key
         computing = [s for s in self.running if s.remaining > 1 and s.request.extra_key == extra_key]
-        promised = max((shared_prefix(sequence.tokens_T[:limit], s.tokens_T) for s in computing), default=0)
+        promised = max((_promised(s, sequence, version) for s in computing), default=0)
         if promised < WORTH_WAITING_TOKENS:
             return False
-        _, held = self._kv.table.match(sequence.tokens_T, (extra_key, version), limit)
+        _, held = self._kv.table.match(sequence.tokens_T, (extra_key, version), limit, sequence.routes)
         return held < promised
+
+
+def _promised(computing: Sequence, sequence: Sequence, version: int) -> int:
+    """Return how many tokens `sequence` can take from what `computing` will have computed."""
+    shared = shared_prefix(sequence.tokens_T[: sequence.reuse_limit], computing.tokens_T)
+    return shared_routes(sequence.routes, computing.routes, version, shared)
 
 
 def shared_prefix(left_T: NDArray[np.int32], right_T: NDArray[np.int32]) -> int:

@@ -1,62 +1,22 @@
 """One request on its way through the engine: tokens, log-probabilities, versions, routes.
 
-Shapes: T tokens of prompt and output, O output tokens, L MoE layers, K experts per token.
+Shapes: T tokens of prompt and output, n consecutive ones, L MoE layers, K experts per token.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from miles_rollout.local.errors import EngineError
 from miles_rollout.local.requests import EngineReply, EngineRequest, FinishReason
-from miles_rollout.records import Span
+from miles_rollout.local.routes import Routes, version_spans
 
 Deliver = Callable[["EngineReply | EngineError"], None]
 """Called once, on the engine thread, when a request has ended. Must not block or raise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """Routes of positions of one request as its own first passes chose them."""
-
-    experts_TLK: NDArray[np.integer]
-    versions_T: NDArray[np.int64]
-    known_T: NDArray[np.bool_]
-
-    @staticmethod
-    def empty(tokens: int, layers: int, top_k: int) -> Routes:
-        experts = np.zeros((tokens, layers, top_k), dtype=np.int32)
-        return Routes(experts, np.zeros(tokens, dtype=np.int64), np.zeros(tokens, dtype=np.bool_))
-
-    def fill(self, start: int, experts_nLK: NDArray[np.integer], versions_n: NDArray[np.int64]) -> None:
-        """Record routes from position `start` on; a position that was routed before keeps what it has."""
-        span = slice(start, start + len(experts_nLK))
-        new_n = ~self.known_T[span]
-        self.experts_TLK[span][new_n] = experts_nLK[new_n]
-        self.versions_T[span][new_n] = versions_n[new_n]
-        self.known_T[span] = True
-
-    def rows(self, start: int, end: int) -> NDArray[np.int32] | None:
-        """Return rows [start, end), or None when some pass has not run yet."""
-        if not self.known_T[start:end].all():
-            return None
-        return self.experts_TLK[start:end].astype(np.int32)
-
-    def version_spans(self, start: int, end: int) -> tuple[Span, ...]:
-        return version_spans(self.versions_T[start:end])
-
-
-def version_spans(versions: NDArray[np.int64]) -> tuple[Span, ...]:
-    """Return (start, version) wherever the version changes."""
-    if not len(versions):
-        return ()
-    starts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist()]
-    return tuple((start, int(versions[start])) for start in starts)
 
 
 class Sequence:
@@ -114,6 +74,10 @@ class Sequence:
         if not self.wants_input_logprobs:
             return self.n_input - 1
         return self.request.logprob_start_len + len(self.input_logprobs)
+
+    def recorded_routes(self, start: int, end: int) -> NDArray[np.int32] | None:
+        """What a pass over [start, end) must repeat, int32 [n, L, K] with holes; None when nothing."""
+        return None if self.routes is None else self.routes.recorded(start, end)
 
     def append(self, token: int, logprob: float, version: int) -> None:
         self._tokens_T[self.n_tokens] = token

@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from miles_rollout.local.errors import BodyTooLargeError, RequestError
 from miles_rollout.local.requests import EngineRequest, SamplingParams
+from miles_rollout.local.routes import RouteLayout, decode_routes
 
 MAX_BODY_BYTES = 64 << 20
 MAX_VERSION_DIGITS = 18
@@ -91,6 +94,7 @@ class GenerateBody(Body):
     logprob_start_len: int = -1
     return_routed_experts: bool = False
     routed_experts_start_len: int = 0
+    routed_experts_prefix: str | None = None
     rid: str | None = None
     extra_key: str | None = None
     log_metrics: bool = True
@@ -167,8 +171,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
     return body
 
 
-def engine_request(body: GenerateBody) -> EngineRequest:
-    """Return the engine's own form of a generate body."""
+def engine_request(body: GenerateBody, layout: RouteLayout) -> EngineRequest:
+    """Return the engine's own form of a generate body. `layout` gives carried expert rows their shape."""
     _check_extra(body.sampling_params)
     s = body.sampling_params
     stop = (s.stop,) if isinstance(s.stop, str) else tuple(s.stop or ())
@@ -192,8 +196,14 @@ def engine_request(body: GenerateBody) -> EngineRequest:
         logprob_start_len=body.logprob_start_len,
         return_routed_experts=body.return_routed_experts,
         routed_experts_start_len=body.routed_experts_start_len,
+        routed_experts_prefix=_prefix(body, layout),
         extra_key=body.extra_key,
     )
+
+
+def _prefix(body: GenerateBody, layout: RouteLayout) -> NDArray[np.int32] | None:
+    text = body.routed_experts_prefix
+    return None if text is None else decode_routes(text, body.routed_experts_start_len, layout)
 
 
 def version_number(text: str) -> int:

@@ -18,7 +18,7 @@ async def generate(request: Request) -> Response:
     """Run one request. It is aborted when the client goes away."""
     engine: LocalEngine = request.app.state.engine
     engine.check_serving()
-    wanted = engine_request(await read_body(request, GenerateBody))
+    wanted = engine_request(await read_body(request, GenerateBody), engine.moe)
     reply = await _unless_disconnected(request, engine, wanted)
     if reply is None:
         return Response(status_code=499)

@@ -51,6 +51,7 @@ async def model_info(request: Request) -> Response:
             "layers": list(engine.moe.layers),
             "num_experts": engine.moe.num_experts,
             "top_k": engine.moe.top_k,
+            "replays_routes": True,
         }
     return JSONResponse(info)
 

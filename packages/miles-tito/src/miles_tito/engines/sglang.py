@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ class SGLangEngine:
     """A `TokenEngine` over HTTP. `base_url` is an engine or a router; the session key goes into the routing header.
 
     `moe` is the shape of expert rows; without it `/model_info` is asked once, when rows are first wanted.
+    Recorded routes of a prefix are sent only to an engine that says there that it replays them.
     Connection failures and statuses 429, 502, 503, 504 are repeated with growing pauses within `timeout_s`; nothing
     else is.
     """
@@ -72,6 +74,8 @@ class SGLangEngine:
         identity error."""
         if request.want_experts and self._moe is None:
             self._moe = (await self.describe()).moe
+        if request.expert_prefix is not None and not (self._moe and self._moe.replays_routes):
+            request = replace(request, expert_prefix=None)
         headers = {ROUTING_HEADER: request.session_key}
         answer = await self._call("POST", "/generate", json_body=encode_request(request), headers=headers)
         reply = decode_reply(request, _object("/generate", answer), self._moe)
@@ -191,4 +195,5 @@ def _moe_info(moe: Mapping[str, Any]) -> MoeInfo:
         tuple(integer(layer, "moe.layers") for layer in layers),
         integer(moe.get("num_experts"), "moe.num_experts"),
         integer(moe.get("top_k"), "moe.top_k"),
+        moe.get("replays_routes") is True,
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from miles_tito.errors import EngineReplyError
 from miles_tito.protocols import ExpertRows, FinishKind, FinishReason, GenerateReply, GenerateRequest, MoeInfo, Span
@@ -68,9 +69,16 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
     }
     if request.want_experts:
         body |= {"return_routed_experts": True, "routed_experts_start_len": request.expert_row_start}
+    if request.expert_prefix is not None:
+        body["routed_experts_prefix"] = encode_rows(request.expert_prefix)
     if request.extra_key is not None:
         body["extra_key"] = request.extra_key
     return body
+
+
+def encode_rows(rows: NDArray[np.int32]) -> str:
+    """Expert rows as the wire holds them: base64 of little-endian int32."""
+    return base64.b64encode(rows.astype("<i4").tobytes()).decode("ascii")
 
 
 def decode_reply(request: GenerateRequest, body: Mapping[str, Any], moe: MoeInfo | None = None) -> GenerateReply:

@@ -89,6 +89,7 @@ def _engine_request(state: ServerState, session: Session, plan: Plan, sampling: 
         ),
         want_experts=state.moe is not None,
         expert_row_start=plan.expert_row_start,
+        expert_prefix=session.expert_prefix(plan) if state.moe is not None and state.moe.replays_routes else None,
     )
 
 
