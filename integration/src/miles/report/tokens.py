@@ -13,12 +13,13 @@ from miles.report.record import RunRecord
 from miles_rollout.errors import RolloutError
 from miles_rollout.groups import loads_group
 from miles_tito import TitoError, Tokenizer, Trajectory, codec
-from miles_tito.trajectory import span_values
+from miles_tito.trajectory import NOT_SAMPLED, span_values
 
 LIKELY = ((0.9, "p0"), (0.5, "p1"), (0.1, "p2"), (0.0, "p3"))
 """Least probability of each colour."""
 
 VERSION_COLOURS = 4
+OPEN_PROMPT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Shown:
 
 
 def choose(folder: Path) -> list[Shown]:
-    """Up to three: the worst of the first saved step, then the best and the worst of the last. Unreadable files are
-    passed over.
+    """Up to three: the worst of the first saved step, the best of the last, and one that several versions sampled, or
+    the worst of the last. Unreadable files are passed over.
     """
     steps: dict[str, list[Shown]] = {}
     for file in sorted(folder.glob("step-*-group-*.bin")):
@@ -42,8 +43,14 @@ def choose(folder: Path) -> list[Shown]:
     saved = [shown for _, shown in sorted(steps.items()) if shown]
     if not saved:
         return []
-    wanted = (min(saved[0], key=_reward), max(saved[-1], key=_reward), min(reversed(saved[-1]), key=_reward))
+    mixed = [shown for group in saved for shown in group if len(_versions(shown.trajectory)) > 1]
+    third = max(mixed, key=_reward) if mixed else min(reversed(saved[-1]), key=_reward)
+    wanted = (min(saved[0], key=_reward), max(saved[-1], key=_reward), third)
     return list({(shown.file, shown.member): shown for shown in wanted}.values())
+
+
+def _versions(trajectory: Trajectory) -> set[int]:
+    return {version for _, version in trajectory.weight_version_spans if version != NOT_SAMPLED}
 
 
 def _reward(shown: Shown) -> float:
@@ -93,14 +100,23 @@ def _trajectory(shown: Shown, tokenizer: Tokenizer | None) -> str:
     trajectory = shown.trajectory
     reward = "none" if shown.reward is None else f"{shown.reward:g}"
     head = (
-        f"<b>{html.escape(shown.file)}, member {shown.member}</b> reward {reward} ({html.escape(shown.reason)}), "
-        f"{trajectory.n_tokens} tokens, {int(trajectory.loss_mask.sum())} trained, turns: "
-        f"{len(trajectory.turns)}, {trajectory.status}"
+        f"<b>{html.escape(_place(shown.file))}, member {shown.member}</b> "
+        f"reward {reward} ({html.escape(shown.reason)}), {trajectory.n_tokens} tokens, "
+        f"{int(trajectory.loss_mask.sum())} trained, turns: {len(trajectory.turns)}, {trajectory.status}"
     )
     pieces = list(_tokens(trajectory, tokenizer))
     prompt_length = trajectory.turns[0].prompt_length if trajectory.turns else 0
-    prompt = f"<details><summary>prompt, {prompt_length} tokens</summary>{''.join(pieces[:prompt_length])}</details>"
+    opened = " open" if prompt_length <= OPEN_PROMPT_TOKENS else ""
+    prompt = (
+        f"<details{opened}><summary>prompt, {prompt_length} tokens</summary>{''.join(pieces[:prompt_length])}</details>"
+    )
     return f"<div class=trajectory><p>{head}</p>{prompt}{''.join(pieces[prompt_length:])}</div>"
+
+
+def _place(file: str) -> str:
+    """`step 20, group 93` of a file name."""
+    step, _, group = file.removeprefix("step-").partition("-group-")
+    return f"step {int(step)}, group {int(group)}" if (step + group).isdigit() else file
 
 
 def _tokens(trajectory: Trajectory, tokenizer: Tokenizer | None) -> Iterator[str]:
