@@ -17,6 +17,6 @@ def test_replayed_routes_are_the_ones_behind_the_log_probabilities(run_tiny: Cal
     mean = max(row["logprob_diff/mean"] for row in fresh)
     print(f"|rollout - trainer|, fresh tokens of {len(fresh)} steps: mean at most {mean:.2e}, largest {largest:.2e}")
     assert len(rows) == 8
-    assert mixed, "no fresh token follows routes of older weights: nothing was shown"
+    assert mixed, "no step had fresh tokens beside routes that its weights would not choose: nothing was shown"
     assert largest <= 1e-3
     assert mean <= 1e-5
