@@ -28,6 +28,7 @@ def seeds(in_tests: int) -> list[object]:
     return [pytest.param(seed, marks=() if seed < in_tests else pytest.mark.evidence) for seed in range(3)]
 
 
+@pytest.mark.verifies("transformers", "an unmodified Qwen3-MoE model learns in the whole loop")
 @pytest.mark.parametrize("seed", seeds(in_tests=1))
 def test_held_out_success_rises_beyond_noise(run_tiny: Callable[..., Path], seed: int) -> None:
     before, after = held_out(run_tiny(loop__seed=seed, task__held_out=QUESTIONS))

@@ -46,6 +46,7 @@ def test_the_contracts_file_is_read_and_written_again_byte_for_byte(folder: Path
     assert dumps_group(record.decode(Raw()), Raw()) == data
 
 
+@pytest.mark.verifies("safetensors", "reads a group v1 file")
 def test_any_safetensors_reader_reads_a_group(folder: Path) -> None:
     tensors = dict(deserialize((folder / "group.safetensors").read_bytes()))
     assert {name: bytes(entry["data"]) for name, entry in tensors.items()} == {

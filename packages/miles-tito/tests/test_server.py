@@ -572,6 +572,7 @@ async def test_large_bodies_are_413(smollm2: Family) -> None:
         problem(await http.post("/sessions", content=b"x" * 4096), 413, "body_too_large")
 
 
+@pytest.mark.verifies("openai", "its client talks to the session server unchanged")
 async def test_an_openai_client_works_unchanged(make_server: MakeServer, qwen3: Family) -> None:
     openai = pytest.importorskip("openai")
     server = make_server(qwen3)

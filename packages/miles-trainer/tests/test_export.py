@@ -74,6 +74,7 @@ def test_formats_may_differ_by_name(dense_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense_dir", "moe_dir", "untied_dir"])
+@pytest.mark.verifies("transformers", "an exported checkpoint loads and holds the exported bytes")
 def test_a_saved_folder_loads_in_transformers_and_holds_the_exported_bytes(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def test_the_same_input_gives_the_same_bits(dense_dir: Path) -> None:
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
+@pytest.mark.verifies("transformers", "the trainer scores as a plain forward pass does")
 def test_scores_equal_a_plain_forward_at_the_samples_temperature(dense_dir: Path) -> None:
     samples = make_samples(temperature=0.6)
     plain = AutoModelForCausalLM.from_pretrained(dense_dir, dtype=torch.float32).eval()

@@ -36,6 +36,7 @@ def odd_tensors() -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.verifies("torch", "weights arrive bit equal over gloo, shared memory and TCP")
 @pytest.mark.parametrize("transport", ["shm", "gloo", "tcp"])
 def test_every_kind_of_tensor_arrives_bit_equal(transport: str, start_process: Any, odd_tensors: Any) -> None:
     wire = {name: as_wire(tensor) for name, tensor in odd_tensors.items()}

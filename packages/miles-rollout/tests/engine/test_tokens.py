@@ -47,6 +47,7 @@ MIXED = [
     [EngineConfig(), EngineConfig(prefill_chunk=7, token_budget=11), EngineConfig(max_running=2, cache_rows=0)],
     ids=["default", "chunked", "two rows"],
 )
+@pytest.mark.verifies("transformers", "the local engine scores a mixed batch as a plain forward pass does")
 def test_a_mixed_batch_has_the_logprobs_of_a_fresh_forward(folder: Path, config: EngineConfig) -> None:
     replies = LocalEngine(folder, config).generate_sync(MIXED)
     for request, reply in zip(MIXED, replies, strict=True):
