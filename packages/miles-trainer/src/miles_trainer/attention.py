@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from miles_trainer.errors import ModelError
@@ -43,24 +44,41 @@ def packed_attention(
     _refuse(features)
     scale = query_1HND.shape[-1] ** -0.5 if scaling is None else scaling
     tiling = segments or (Segment(0, query_1HND.shape[2]),)
-    sizes = [segment.stop - segment.start for segment in tiling]
-    outputs = [
-        _attend(query_HQD, key_GSD, value_GSD, segment.first_position, scale, numerics)
-        for segment, query_HQD, key_GSD, value_GSD in zip(
-            tiling,
-            torch.split(query_1HND[0], sizes, dim=1),
-            _along_paths(torch.split(key_1GND[0], sizes, dim=1), tiling),
-            _along_paths(torch.split(value_1GND[0], sizes, dim=1), tiling),
-            strict=True,
+    packed = query_1HND[0], key_1GND[0], value_1GND[0]
+    if torch.is_grad_enabled() and any(segment.parent is not None for segment in tiling):
+        # The keys along a path repeat those that are shared. Made again in the backward pass, they cost the memory of
+        # one layer; kept, a prompt would be held once for each sample of it in every layer.
+        output_NHD = checkpoint(
+            _attend_all, *packed, tiling, scale, numerics, use_reentrant=False, preserve_rng_state=False
         )
-    ]
-    return torch.cat(outputs)[None], None
+    else:
+        output_NHD = _attend_all(*packed, tiling, scale, numerics)
+    return output_NHD[None], None
 
 
 def _refuse(features: Mapping[str, Any]) -> None:
     wanted = [name for name in UNSUPPORTED if features.get(name) is not None]
     if wanted:
         raise ModelError(f"the model's attention uses {', '.join(wanted)}, which this release does not have")
+
+
+def _attend_all(
+    query_HND: torch.Tensor,
+    key_GND: torch.Tensor,
+    value_GND: torch.Tensor,
+    segments: Sequence[Segment],
+    scale: float,
+    numerics: Numerics | None,
+) -> torch.Tensor:
+    """Every segment in order, [N, H, D]."""
+    sizes = [segment.stop - segment.start for segment in segments]
+    queries = torch.split(query_HND, sizes, dim=1)
+    keys, values = (_along_paths(torch.split(x, sizes, dim=1), segments) for x in (key_GND, value_GND))
+    outputs = [
+        _attend(query_HQD, key_GSD, value_GSD, segment.first_position, scale, numerics)
+        for segment, query_HQD, key_GSD, value_GSD in zip(segments, queries, keys, values, strict=True)
+    ]
+    return torch.cat(outputs)
 
 
 def _along_paths(parts: Sequence[torch.Tensor], segments: Sequence[Segment]) -> list[torch.Tensor]:

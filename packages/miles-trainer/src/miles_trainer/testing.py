@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,17 @@ def random_routes(
         scores = generator.random((rows, len(layers), num_experts))
         chosen = np.argsort(scores, axis=-1)[..., :top_k].astype(np.int32)
         routes.append(RoutedExperts(chosen, (), layers, num_experts, top_k))
+    return routes
+
+
+def agreeing_routes(samples: Sequence[Sample], *, seed: int = 0) -> list[RoutedExperts]:
+    """Random routes as a deterministic model records them: equal wherever samples begin with the same tokens."""
+    rows: dict[bytes, np.ndarray] = {}
+    routes = []
+    for sample, drawn in zip(samples, random_routes(samples, seed=seed), strict=True):
+        prefixes = [sample.token_ids[: i + 1].tobytes() for i in range(len(drawn.rows))]
+        known = [rows.setdefault(prefix, row) for prefix, row in zip(prefixes, drawn.rows, strict=True)]
+        routes.append(replace(drawn, rows=np.stack(known)))
     return routes
 
 

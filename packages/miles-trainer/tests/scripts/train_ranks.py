@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from miles_trainer import Trainer, TrainerConfig
-from miles_trainer.testing import make_samples, random_routes
+from miles_trainer.testing import agreeing_routes, make_branching_samples
 
 torch.set_num_threads(1)
 rank, world_size, address, model, out, config, resume = sys.argv[1:]
@@ -19,9 +19,9 @@ with Trainer(options, Path(model), rank=int(rank), world_size=int(world_size), i
     if resume:
         print(json.dumps({"extra": trainer.load(Path(resume))}))
     while trainer.version < 2:
-        samples = make_samples(groups=2, members=3, seed=trainer.version, version=trainer.version)
+        samples = make_branching_samples(groups=3, members=3, seed=trainer.version, version=trainer.version)
         if options.replay.enabled:
-            samples = [replace(s, routed_experts=r) for s, r in zip(samples, random_routes(samples), strict=True)]
+            samples = [replace(s, routed_experts=r) for s, r in zip(samples, agreeing_routes(samples), strict=True)]
         report = trainer.train(samples, step=trainer.version)
         metrics = {name: value for name, value in report.metrics.items() if not name.startswith("perf/")}
         print(json.dumps({"metrics": metrics}))
