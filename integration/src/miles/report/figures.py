@@ -81,7 +81,7 @@ def paint_heldout(axes: Axes, run: RunRecord) -> bool:
 
 
 def _heldout_label(item: Comparison) -> str:
-    return f"   {item.operation}" if item.operation else item.name
+    return f"{item.name}  {item.operation or 'all'}"
 
 
 def _points(axes: Axes, places: list[int], shares: list[Share], colour: str, label: str, shift: float) -> None:

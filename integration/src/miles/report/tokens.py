@@ -19,7 +19,8 @@ LIKELY = ((0.9, "p0"), (0.5, "p1"), (0.1, "p2"), (0.0, "p3"))
 """Least probability of each colour."""
 
 VERSION_COLOURS = 4
-OPEN_PROMPT_TOKENS = 64
+OPEN_PROMPT_TOKENS = 48
+"""The end of a prompt that is shown without a click: the question itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +107,11 @@ def _trajectory(shown: Shown, tokenizer: Tokenizer | None) -> str:
     )
     pieces = list(_tokens(trajectory, tokenizer))
     prompt_length = trajectory.turns[0].prompt_length if trajectory.turns else 0
-    opened = " open" if prompt_length <= OPEN_PROMPT_TOKENS else ""
-    prompt = (
-        f"<details{opened}><summary>prompt, {prompt_length} tokens</summary>{''.join(pieces[:prompt_length])}</details>"
+    folded = max(prompt_length - OPEN_PROMPT_TOKENS, 0)
+    beginning = (
+        f"<details><summary>first {folded} tokens</summary>{''.join(pieces[:folded])}</details>" if folded else ""
     )
-    return f"<div class=trajectory><p>{head}</p>{prompt}{''.join(pieces[prompt_length:])}</div>"
+    return f"<div class=trajectory><p>{head}</p>{beginning}{''.join(pieces[folded:])}</div>"
 
 
 def _place(file: str) -> str:
