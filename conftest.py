@@ -2,4 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+# One thread a process, before torch is imported: several processes with two threads each collapse on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 pytest_plugins = ("tools.verifying",)

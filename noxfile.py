@@ -39,6 +39,11 @@ def install_all(session: nox.Session, *, groups: tuple[str, ...] = ()) -> None:
     session.install("-r", "requirements.txt", *(name for group in groups for name in GROUPS[group]))
 
 
+def fetch_tokenizers(session: nox.Session) -> None:
+    """Golden token vectors need the real tokenizer."""
+    session.run("miles-tito", "tokenizers", "fetch", "qwen3")
+
+
 def run_tests(session: nox.Session, folder: str) -> None:
     """Run the tests of one folder that belong to the test command."""
     marker = tiers()["tests"].marker
@@ -54,13 +59,15 @@ def run_tier(session: nox.Session, name: str) -> None:
 def tests(session: nox.Session) -> None:
     """The test command of README and CI: all packages in one environment, tier `tests`."""
     install_all(session, groups=("test",))
-    session.run("miles-tito", "tokenizers", "fetch", "qwen3")  # golden token vectors need the real tokenizer
+    fetch_tokenizers(session)
     run_tier(session, "tests")
 
 
 def _package_session(package: Package) -> Callable[[nox.Session], None]:
     def session_of_package(session: nox.Session) -> None:
         install(session, "-e", package.requirement, groups=("test",))
+        if package.name == "miles-tito":
+            fetch_tokenizers(session)
         run_tests(session, f"{package.path}/tests")
 
     session_of_package.__doc__ = f"The tests of {package.name}, with that package alone installed."

@@ -21,7 +21,7 @@ NO_TOKENIZERS = Tokenizers(Path("nowhere"))
 def tokenizers() -> Tokenizers:
     found = tokenizers_dir()
     if not (found / "qwen3" / "tokenizer.json").is_file():
-        pytest.skip(f"no real tokenizer in {found}: run `miles-tito tokenizers fetch`")
+        pytest.fail(f"no real tokenizer in {found}: run `miles-tito tokenizers fetch`")
     return Tokenizers(found)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 
 from miles_tito import (
@@ -574,7 +575,6 @@ async def test_large_bodies_are_413(smollm2: Family) -> None:
 
 @pytest.mark.verifies("openai", "its client talks to the session server unchanged")
 async def test_an_openai_client_works_unchanged(make_server: MakeServer, qwen3: Family) -> None:
-    openai = pytest.importorskip("openai")
     server = make_server(qwen3)
     server.says(
         '<think>\nt\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>',
