@@ -24,7 +24,8 @@ class VerifiedBatch:
     records: int
     expert_rows: int
     versions: int
-    mismatches: int
+    hard_mismatches: int
+    soft_mismatches: int
 
     def metrics(self) -> dict[str, float]:
         """The counts under their metric names."""
@@ -32,7 +33,8 @@ class VerifiedBatch:
             "identity/records_verified": self.records,
             "identity/expert_rows_verified": self.expert_rows,
             "identity/versions_checked": self.versions,
-            "tito/mismatches": self.mismatches,
+            "tito/hard_mismatches": self.hard_mismatches,
+            "tito/soft_mismatches": self.soft_mismatches,
         }
 
 
@@ -46,7 +48,7 @@ def verified_batch(
     `VersionIdentityError`, and `LedgerError` for a group or trajectory that is not where it belongs.
     """
     samples: list[Sample] = []
-    records = expert_rows = versions = mismatches = 0
+    records = expert_rows = versions = hard = soft = 0
     keys: set[tuple[str, int]] = set()
     for data in groups:
         group = loads_group(data)
@@ -68,10 +70,12 @@ def verified_batch(
                 expert_rows += len(trajectory.routed_experts.rows) if trajectory.routed_experts else 0
                 notes = trajectory.metadata.get("tito", {})
                 versions += len(trajectory.turns) if notes.get("version_bounds") == "checked" else 0
-                mismatches += len(notes.get("mismatches", ()))
+                differences = notes.get("mismatches", ())
+                hard += sum(bool(difference["hard"]) for difference in differences)
+                soft += sum(not difference["hard"] for difference in differences)
                 rollout_id = f"{group.group_id}:{group.attempt}:{index}"
                 samples.append(sample_of(trajectory, str(group.group_id), rollout_id, member.reward))
-    return VerifiedBatch(tuple(samples), records, expert_rows, versions, mismatches)
+    return VerifiedBatch(tuple(samples), records, expert_rows, versions, hard, soft)
 
 
 def _check_member(group: GroupRecord, index: int, trajectories: Sequence[Trajectory]) -> None:
