@@ -3,7 +3,7 @@
     python benchmarks/local_engine.py [MODEL_DIR] [--rounds 3]
 
 Prints one JSON object a line: tokens/s of both sides and their ratio, for prompts that share nothing, for a group that
-shares its prompt, for a shared prefix, and for requests of ragged length. Without a model folder a 2-layer Qwen3 of
+shares its prompt, for a shared prefix, and for prompts of ragged length. Without a model folder a 2-layer Qwen3 of
 random weights is made. The floor is `generate` without any sharing; where a prefix is shared, also `generate` with the
 prefix's keys and values passed in.
 """
@@ -29,8 +29,6 @@ from miles_rollout.local.testing import tiny_qwen3
 BATCH = 16
 NEW_TOKENS = 32
 
-LENGTH = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
-
 Prompts = list[list[int]]
 
 
@@ -54,7 +52,7 @@ def compare(folder: Path, rounds: int) -> None:
         "unshared": (_prompts(BATCH, 64, vocabulary), 0),
         "group of 16, prompt of 128": (_prompts(1, 128, vocabulary) * BATCH, 128),
         "shared 384": (_shared(384, 16, vocabulary), 384),
-        "ragged": ([p[: 16 + 6 * i] for i, p in enumerate(_prompts(BATCH, 112, vocabulary))], 0),
+        "ragged prompts": ([p[: 16 + 6 * i] for i, p in enumerate(_prompts(BATCH, 112, vocabulary))], 0),
     }
     for name, (prompts, shared) in loads.items():
         sides: dict[str, Callable[[], int]] = {

@@ -44,5 +44,6 @@ def test_the_real_model_learns_beyond_noise(tmp_path: Path, seed: int) -> None:
 
 
 def test_shuffled_rewards_teach_the_real_model_nothing(tmp_path: Path) -> None:
-    before, after = held_out(tmp_path / "run", loop__steps=6, task__shuffle_rewards=True)
+    before, after = held_out(tmp_path / "run", task__shuffle_rewards=True)
     assert rise("numbers", before, after) < NOISE
+    assert rise("wording", before, after) < NOISE

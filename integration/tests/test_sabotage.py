@@ -47,4 +47,13 @@ def test_the_same_run_without_a_fault_ends_well(run_tiny: Callable[..., Path]) -
     assert all(row["identity/expert_rows_verified"] > 0 for row in steps)
     assert all(row["identity/tensors_verified"] > 0 for row in steps)
     assert all(row["identity/versions_checked"] > 0 for row in steps)
+    assert 0 < max(row["staleness/max"] for row in steps) <= 1, "rollout ran ahead, and no further than its limit"
+    assert overlap(read_jsonl(folder / "events.jsonl")), "generation went on while the trainer stepped"
     assert "violated" not in (folder / "report.html").read_text()
+
+
+def overlap(events: list[dict[str, Any]]) -> bool:
+    """Whether an engine generated during a training step."""
+    phases = [event for event in events if event["kind"] == "phase"]
+    spans = {name: [(p["begin_s"], p["end_s"]) for p in phases if p["name"] == name] for name in ("train", "generate")}
+    return any(b < end and begin < e for begin, end in spans["train"] for b, e in spans["generate"])

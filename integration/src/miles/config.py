@@ -53,7 +53,7 @@ class LoopConfig(Section):
     """How long the loop runs. Batch, group and staleness are options of `rollout`."""
 
     steps: PositiveInt = Field(24, description="training steps, each followed by a weight update")
-    seed: int = Field(0, description="seed of prompt order and sampling")
+    seed: int = Field(0, description="seed of prompts and sampling")
     evaluate: bool = Field(True, description="ask the held-out questions before the first and after the last step")
 
 

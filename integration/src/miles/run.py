@@ -43,7 +43,7 @@ async def run_training(
     view, stop = view or PlainLines(), stop or StopRequest()
     check_model(resolved.config)
     folder = RunFolder(root)
-    task = load_task(resolved.config.task)
+    task = load_task(resolved.config.task, resolved.config.loop.seed)
     source = load_source(resolved.config, task)
     folder.create()
     folder.config.write_text(to_toml(resolved))

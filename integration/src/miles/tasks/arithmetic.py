@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-TOKEN = re.compile(r"\s*(?:(\d{1,9})|([+\-*]))")
+TOKEN = re.compile(r"\s*(?:([0-9]{1,9})|([+\-*]))")
 MAX_LENGTH = 20
 
 

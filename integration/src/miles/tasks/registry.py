@@ -9,16 +9,17 @@ from miles.tasks import RolloutTask, tool_sum, word_problem
 from miles.tasks.calculator_agent import CalculatorAgent
 
 TRAINING_PROBLEMS = 3000
-HELD_OUT_SEED = 1234
+NUMBERS_SEED = 1234
+WORDING_SEED = 4321
 TRAINING_SEED = 99
 
 
-def load_task(config: TaskConfig) -> RolloutTask:
-    """The task the configuration names."""
-    return _TASKS[config.name](config)
+def load_task(config: TaskConfig, seed: int) -> RolloutTask:
+    """The task the configuration names. `seed` is the run's: held-out questions do not depend on it."""
+    return _TASKS[config.name](config, seed)
 
 
-def _tool_sum(config: TaskConfig) -> RolloutTask:
+def _tool_sum(config: TaskConfig, seed: int) -> RolloutTask:
     training, held_out = tool_sum.split_questions(config.held_out)
     agent = CalculatorAgent(tool_sum.calculate)
     return RolloutTask(
@@ -30,10 +31,10 @@ def _tool_sum(config: TaskConfig) -> RolloutTask:
     )
 
 
-def _word_problem(config: TaskConfig) -> RolloutTask:
-    numbers = word_problem.problems(config.held_out, HELD_OUT_SEED)
-    wording = word_problem.problems(config.held_out, HELD_OUT_SEED, word_problem.FRESH_WORDING)
-    training = word_problem.problems(TRAINING_PROBLEMS, TRAINING_SEED, without=numbers)
+def _word_problem(config: TaskConfig, seed: int) -> RolloutTask:
+    numbers = word_problem.problems(config.held_out, NUMBERS_SEED)
+    wording = word_problem.problems(config.held_out, WORDING_SEED, word_problem.FRESH_WORDING, without=numbers)
+    training = word_problem.problems(TRAINING_PROBLEMS, TRAINING_SEED + seed, without=[*numbers, *wording])
     agent = CalculatorAgent(word_problem.use_tool)
     return RolloutTask(
         training=word_problem.prompts(training, "train"),
@@ -47,4 +48,4 @@ def _word_problem(config: TaskConfig) -> RolloutTask:
     )
 
 
-_TASKS: Mapping[str, Callable[[TaskConfig], RolloutTask]] = {"tool_sum": _tool_sum, "word_problem": _word_problem}
+_TASKS: Mapping[str, Callable[[TaskConfig, int], RolloutTask]] = {"tool_sum": _tool_sum, "word_problem": _word_problem}

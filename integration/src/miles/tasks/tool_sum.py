@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from miles_rollout.data import Prompt
 from miles_rollout.protocols import Grade, GradeRequest
 
-CALL = re.compile(r"(\d\d)([+-])(\d\d)")
+CALL = re.compile(r"([0-9]{2})([+-])([0-9]{2})")
 VALID_CALL_REWARD = 0.2
 FIRST_OPERANDS = range(30, 61)
 SECOND_OPERANDS = range(10, 40)

@@ -48,10 +48,11 @@ SYSTEM = "Use the calculator tool, then answer with the number."
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question, its operation, and its answer."""
+    """One question and its answer. `sum` is what is asked, such as `12+34`, whatever the words."""
 
     text: str
     operation: str
+    sum: str
     answer: int
 
 
@@ -61,22 +62,24 @@ def problem(operation: str, templates: dict[str, str], dice: random.Random) -> P
     if operation == "-" and a < b:
         a, b = b, a
     text = templates[operation].format(name=dice.choice(NAMES), thing=dice.choice(THINGS), a=a, b=b)
-    value = calculate(f"{a}{operation}{b}")
+    asked = f"{a}{operation}{b}"
+    value = calculate(asked)
     assert value is not None
-    return Problem(text, operation, value)
+    return Problem(text, operation, asked, value)
 
 
 def problems(
     count: int, seed: int, templates: dict[str, str] = TEMPLATES, *, without: Sequence[Problem] = ()
 ) -> list[Problem]:
-    """`count` different questions, the operations in turn, none of `without`."""
+    """`count` different questions, the operations in turn, no numbers that `without` asks of the same operation."""
     dice = random.Random(seed)
-    seen = {known.text for known in without}
+    seen: set[str] = set()
+    taken = {known.sum for known in without}
     found: list[Problem] = []
     operations = cycle(templates)
     while len(found) < count:
         candidate = problem(next(operations), templates, dice)
-        if candidate.text not in seen:
+        if candidate.text not in seen and candidate.sum not in taken:
             seen.add(candidate.text)
             found.append(candidate)
     return found
