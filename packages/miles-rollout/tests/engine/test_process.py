@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from miles_rollout.errors import PortInUseError
-from miles_rollout.server.run import bind
+from miles_rollout.listening import bind
 
 MAIN = """
 import sys

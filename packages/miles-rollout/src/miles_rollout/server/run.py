@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 import torch
 import uvicorn
 
-from miles_rollout.errors import PortInUseError
+from miles_rollout.listening import bind, url_of
 from miles_rollout.local.config import EngineServerConfig
 from miles_rollout.local.engine import LocalEngine
 from miles_rollout.protocols import Numerics, WeightFormat
@@ -59,27 +59,12 @@ def serve_engine(
             _serve(config, engine, listener)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises `PortInUseError` when the address is taken or not this machine's."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0") from error
-    return listener
-
-
 def _announcement(config: EngineServerConfig, engine: LocalEngine, listener: socket.socket) -> dict[str, object]:
-    port = listener.getsockname()[1]
-    host = f"[{config.host}]" if ":" in config.host else config.host
     return {
         "event": "ready",
-        "url": f"http://{host}:{port}",
+        "url": url_of(config.host, listener),
         "host": config.host,
-        "port": port,
+        "port": listener.getsockname()[1],
         "engine_id": engine.engine_id,
     }
 
